@@ -1,0 +1,210 @@
+"""What a run is asked to do.
+
+One flat vocabulary: a YAML key, a ``--set key=value`` and, where there is one, a flag are the same word. Family
+parameters stand under ``params``; ``--set n=4,8`` is short for ``--set params.n=4,8``. A list, where the family takes a
+single value, means one setting for each element: ``n=4,8`` studies both sizes in one run.
+
+The digest covers every key that can change a number. A run directory belongs to one digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from experiments.errors import UsageError
+from tasks.contracts import Family
+
+FORMAT = 1
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProbeSettings(_Section):
+    """Linear probes."""
+
+    folds: int = Field(5, ge=2, le=20, description="folds, grouped by instance")
+    shuffles: int = Field(100, ge=1, le=10_000, description="refits with shuffled labels")
+    penalty: float = Field(1.0, gt=0, description="inverse L2 strength, scikit-learn's C")
+    threshold: float = Field(0.9, gt=0.5, le=1, description="AUROC that counts as readable")
+
+
+class PatchSettings(_Section):
+    """Residual patching at the answer position."""
+
+    pairs: int = Field(40, ge=2, le=100_000, description="disagreeing pairs, and as many agreeing controls, at most")
+    check_cells: int = Field(20, ge=1, le=10_000, description="cells recomputed by plain forwards in every sweep")
+
+
+class AblateSettings(_Section):
+    """Zero-ablation of attention heads at the answer position."""
+
+    heads: int = Field(3, ge=1, le=10_000, description="number of top-ranked heads to ablate together")
+    random_sets: int = Field(10, ge=1, le=1000, description="random head sets of the same number, as control")
+
+
+class Config(_Section):
+    """A whole run. Defaults study the built-in pair."""
+
+    model: str = Field("builtin", min_length=1, description="hub id, folder, .gguf file, builtin or smollm2")
+    adapter: tuple[str, ...] = Field((), description="adapters of the model: hub ids or folders")
+    family: str = Field("ordering", min_length=1, description="problem family")
+    params: dict[str, Any] = Field(default_factory=dict, description="family parameters; a list sweeps")
+    limit: int = Field(100, ge=8, le=1_000_000, description="matched sets a setting")
+    seed: int = Field(1, ge=0, description="seed of items, folds, shuffles, resamples and controls")
+    split: Literal["train", "validation", "test"] = Field("test", description="split of the items")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = Field("float32", description="weights are loaded as")
+    store_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="activations are kept as")
+    batch_tokens: int = Field(8192, ge=1, description="padded tokens in a batch, at most")
+    max_tokens: int = Field(20, ge=1, le=100_000, description="tokens of an answer, at most")
+    resamples: int = Field(2000, ge=100, le=1_000_000, description="bootstrap resamples")
+    max_unparsed: float = Field(0.5, ge=0, le=1, description="share of unread answers above which the exit code is 3")
+    any_base: bool = Field(False, description="accept an adapter that names another base model")
+    trust_remote_code: bool = Field(False, description="run code that comes with the model")
+    probe: ProbeSettings = ProbeSettings()
+    patch: PatchSettings = PatchSettings()
+    ablate: AblateSettings = AblateSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One point of the family's parameter grid."""
+
+    label: str
+    params: Mapping[str, Any]
+
+
+def load(path: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> Config:
+    """Configuration from a YAML file, then ``--set`` pairs, then flags; later ones win.
+
+    Raises:
+        UsageError: unknown key, bad value or unreadable file, named in one line.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        values = _read_yaml(path)
+    for pair in overrides:
+        _set(values, pair)
+    values.update({key: value for key, value in flags.items() if value is not None})
+    if values.get("model", "builtin") == "builtin":
+        # The built-in base comes with its adapter, and is asked only about names it knows.
+        values.setdefault("adapter", ("builtin",))
+        values["params"] = {"n": [4, 6, 8], "names": "builtin", **values.get("params", {})}
+    if isinstance(values.get("adapter"), str):
+        values["adapter"] = (values["adapter"],)
+    try:
+        return Config(**values)
+    except ValidationError as error:
+        raise UsageError(_first_problem(error)) from None
+    except TypeError as error:
+        raise UsageError(f"bad configuration: {error}; keys are {', '.join(Config.model_fields)}") from None
+
+
+def settings(config: Config, family: Family) -> list[Setting]:
+    """The grid of family parameters that the run covers, validated by the family."""
+    known = {parameter.name: parameter for parameter in family.parameters()}
+    for key in config.params:
+        if key not in known:
+            close = get_close_matches(key, [*known, *Config.model_fields], n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise UsageError(
+                f"unknown key {key!r}{hint}: configuration keys are {', '.join(Config.model_fields)}; "
+                f"parameters of {family.name} are {', '.join(known)}"
+            )
+    axes = {k: v for k, v in config.params.items() if isinstance(v, (list, tuple)) and not known[k].takes_list}
+    for key, chosen in axes.items():
+        if not chosen or len({str(value) for value in chosen}) != len(chosen):
+            raise UsageError(f"{key} is {list(chosen)}: give at least one value and none twice")
+    fixed = {key: value for key, value in config.params.items() if key not in axes}
+    found = []
+    for values in itertools.product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        label = ", ".join(f"{key}={value}" for key, value in point.items()) or "all"
+        found.append(Setting(label, family.validate({**fixed, **point})))
+    return found
+
+
+def resolved(config: Config, family: Family, grid: Sequence[Setting]) -> dict[str, Any]:
+    """Every value that decides the run's numbers, defaults filled in."""
+    values = config.model_dump(mode="json")
+    values["params"] = {setting.label: dict(setting.params) for setting in grid}
+    return {"format": FORMAT, "family_version": family.version, **values}
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """sha256 over the resolved values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def parse_pair(pair: str) -> tuple[str, Any]:
+    """``key=value`` with the value read as YAML; commas make a list.
+
+    Raises:
+        UsageError: no ``=``, or a value that is no YAML.
+    """
+    key, equals, text = pair.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--set {pair!r} has no value: write key=value, for example n=4,8")
+    try:
+        if "," in text and not text.lstrip().startswith(("[", "{", '"', "'")):
+            return key.strip(), [yaml.safe_load(part) for part in text.split(",") if part.strip()]
+        return key.strip(), yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UsageError(f"--set {pair!r}: the value {text!r} can't be read as YAML; quote it") from None
+
+
+def _read_yaml(path: str) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise UsageError(f"can't read the configuration {path!r}: {error.strerror}; give a YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        first = str(error).replace("\n", " ")
+        raise UsageError(f"the configuration {path!r} is no YAML: {first}") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise UsageError(f"the configuration {path!r} holds {type(loaded).__name__}: write `key: value` lines")
+    return loaded
+
+
+def _set(values: dict[str, Any], pair: str) -> None:
+    key, value = parse_pair(pair)
+    first, *rest = key.split(".")
+    if not rest and first not in Config.model_fields:
+        first, rest = "params", [key]
+    if not rest:
+        if first == "params":
+            raise UsageError(f"--set {pair!r}: name the parameter, for example params.n=8")
+        values[first] = value
+        return
+    section = values.setdefault(first, {})
+    if len(rest) != 1 or not isinstance(section, dict) or first not in ("params", "probe", "patch", "ablate"):
+        raise UsageError(f"unknown key {key!r}: sections are params, probe, patch and ablate, one level deep")
+    section[rest[0]] = value
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        section: type[BaseModel] = Config
+        for part in problem["loc"][:-1]:
+            section = type(getattr(Config(), str(part)))
+        keys = list(section.model_fields)
+        close = get_close_matches(str(problem["loc"][-1]), keys, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        return f"unknown key {where!r}{hint}: choose from {', '.join(keys)}"
+    return f"{where} is {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"

@@ -1,0 +1,313 @@
+"""The headline numbers, each with its n, interval and method.
+
+``results.json`` is computed from the tables alone. A number that is undefined is null with a ``reason``, never 0. What
+is written here depends only on the tables, so a resumed run and an uninterrupted one give the same file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.causes import DONORS, ranking
+from experiments.inside import DECOMPOSED, PAIR
+from experiments.link import KINDS, OUTCOMES
+from experiments.statistics import Arm, Share, compare_arms, holm, kappa_bar, pair_profile, share
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from experiments.config import Config
+
+CONTRASTS = ("accuracy_original", "accuracy_equivalent", "invariance", "robust", "kappa")
+
+
+def headline(tables: Mapping[str, pd.DataFrame], arms: Sequence[str], labels: Sequence[str], config: Config) -> Any:
+    """All results as JSON values.
+
+    Args:
+        tables: by name, with a column ``arm``.
+        arms: ``base`` first.
+        labels: the family's labels, the first is "yes".
+    """
+    of = {name: {arm: _of(table, arm) for arm in arms} for name, table in tables.items()}
+    found = {
+        "arms": {
+            arm: {
+                "behaviour": behaviour(of["behaviour"][arm], of["readout"][arm]),
+                "decomposition": decomposition(of["decomposition"][arm]),
+                "probes": probes(of["probes"][arm], config),
+                "patching": patching(of["patch"][arm], config),
+                "ablation": ablation(of["heads"][arm], of["ablate"][arm], labels, config),
+                "link": link(of["attribution"][arm]),
+            }
+            for arm in arms
+        },
+        "comparison": {
+            arm: compare(of["behaviour"], of["readout"], arm, labels, config) for arm in arms if arm != "base"
+        },
+    }
+    return plain(found)
+
+
+def behaviour(table: pd.DataFrame, readout: pd.DataFrame) -> dict[str, Any]:
+    """Competence profile: one entry a setting, and all settings together with the mean κ over them."""
+    pairs = paired(table)
+    profiles = {}
+    for setting, part in [*pairs.groupby("setting", sort=False), ("all", pairs)]:
+        profile = pair_profile(part["original"].tolist(), part["equivalent"].tolist(), part["gold"].tolist())
+        profiles[str(setting)] = dataclasses.asdict(profile)
+    bar = kappa_bar(pairs["setting"].tolist(), pairs["original"].tolist(), pairs["equivalent"].tolist())
+    adjusted = holm({name: profile["mcnemar"]["p"] for name, profile in profiles.items() if name != "all"})
+    for name, p in adjusted.items():
+        profiles[name]["mcnemar"]["p_holm"] = p
+    status = table.groupby(["presentation", "status"]).size()
+    same = table["answer"].to_numpy(dtype=object, na_value=None) == np.where(readout["difference"] > 0, "yes", "no")
+    read = table["answer"].notna().to_numpy()
+    return {
+        "profile": profiles,
+        "kappa_bar": {"value": bar.value, "n": bar.n, "support": bar.support, "method": bar.method,
+                      "reason": bar.reason, "undefined": list(bar.undefined)},
+        "status": {kind: {str(s): int(c) for s, c in status[kind].items()} for kind in PAIR},
+        "unparsed": share(int((~read).sum()), len(read)),
+        "text_equals_readout": share(int((same & read).sum()), int(read.sum())),
+        "off_label_mass": {"value": float(readout["off_label_mass"].mean()), "n": len(readout), "method": "mean"},
+    }  # fmt: skip
+
+
+def decomposition(table: pd.DataFrame) -> dict[str, Any]:
+    """δ and s by presentation and setting."""
+    found: dict[str, Any] = {}
+    for record in table.to_dict("records"):
+        values = {name: record[name] for name in DECOMPOSED}
+        found.setdefault(str(record["presentation"]), {})[str(record["setting"])] = {
+            **values, "n": record["n"], "method": record["method"], "reason": record["reason"]
+        }  # fmt: skip
+    return found
+
+
+def probes(table: pd.DataFrame, config: Config) -> dict[str, Any]:
+    """Best layer, first readable layer and the null, by presentation."""
+    found = {}
+    for kind, part in table.groupby("presentation", sort=False):
+        best = part.loc[part["auroc"].idxmax()]
+        reached = part[part["auroc"] >= config.probe.threshold]["layer"]
+        found[str(kind)] = {
+            "auroc": float(best["auroc"]),
+            "auroc_low": float(best["auroc_low"]),
+            "auroc_high": float(best["auroc_high"]),
+            "layer": int(best["layer"]),
+            "transfer_auroc": float(best["transfer_auroc"]),
+            "null_high_at_layer": float(best["null_high"]),
+            "p_max": float(best["p_max"]),
+            "first_layer": int(reached.iloc[0]) if len(reached) else None,
+            "first_layer_reason": "" if len(reached) else f"no layer reaches AUROC {config.probe.threshold}",
+            "n": int(best["n"]),
+            "method": f"{best['method']}; low and high are the lowest and highest fold",
+        }
+    return found
+
+
+def patching(table: pd.DataFrame, config: Config) -> dict[str, Any]:
+    """Share of disagreeing pairs whose readout flips to the donor's, by recipient, donor and layer, with the checks."""
+    from patching.effects import share_flipped
+
+    found: dict[str, Any] = {"curves": {}, **cost(table)}
+    for kind in PAIR:
+        part = table[(table["presentation"] == kind) & (table["pair"] == "disagreeing")]
+        curves = {}
+        for donor in DONORS:
+            wide = wide_by_layer(part[part["donor"] == donor])
+            if wide is None:
+                curves[donor] = {"flipped": None, "n": 0, "reason": "no disagreeing pair"}
+                continue
+            flipped, n = share_flipped(wide.values, wide.unpatched, wide.donor)
+            shares = [share(round(float(value) * n), n) for value in flipped]
+            curves[donor] = {
+                "flipped": [one.value for one in shares],
+                "low": [one.low for one in shares],
+                "high": [one.high for one in shares],
+                "n": n,
+                "method": "share of recipients whose readout takes the matched donor's sign, Wilson 95%",
+            }
+        found["curves"][kind] = curves
+    return found
+
+
+def cost(table: pd.DataFrame) -> dict[str, Any]:
+    """What a sweep ran on, what it cost, and how far its checked cells were from plain forwards."""
+    sweeps = table.drop_duplicates(["engine", "forward_passes", "checked", "check_max_abs"])
+    return {
+        "engine": sorted(set(sweeps["engine"])),
+        "forward_passes_per_item": float(sweeps["forward_passes"].mean()),
+        "cells_checked": int(sweeps["checked"].sum()),
+        "largest_difference": float(sweeps["check_max_abs"].max()),
+    }
+
+
+def ablation(heads: pd.DataFrame, table: pd.DataFrame, labels: Sequence[str], config: Config) -> dict[str, Any]:
+    """Readouts with the top heads and with random heads zeroed: δ, s, accuracy and invariance by set."""
+    from probes.decompose import decompose, paired_difference
+
+    ranked = ranking(heads, config)
+    basis = "disagreeing pairs" if (heads["pair"] == "disagreeing").all() else "all pairs (too few disagree)"
+    sets: dict[str, Any] = {}
+    wide = table.pivot(index=["setting", "key", "presentation"], columns="ablated", values="difference")
+    about = table[table["ablated"] == "none"].set_index(["setting", "key", "presentation"]).loc[wide.index]
+    kinds, cells = about.index.get_level_values("presentation").to_numpy(), about["cell"].to_numpy()
+    gold = (about["gold"] == labels[0]).to_numpy().astype(int)
+    for name in wide.columns:
+        values = wide[name].to_numpy()
+        one: dict[str, Any] = {"heads": table.loc[table["ablated"] == name, "heads"].iloc[0]}
+        answers = {}
+        for kind in PAIR:
+            at = kinds == kind
+            split = decompose(values[at], cells[at], gold[at], resamples=config.resamples, seed=config.seed)
+            one[kind] = {
+                **{field: getattr(split, field) for field in DECOMPOSED},
+                "accuracy": share(int(((values[at] > 0) == (gold[at] == 1)).sum()), int(at.sum())),
+                "n": split.n,
+            }
+            answers[kind] = values[at] > 0
+            if name != "none":
+                change = paired_difference(
+                    wide["none"].to_numpy()[at], values[at], cells[at], gold[at],
+                    resamples=config.resamples, seed=config.seed,
+                )  # fmt: skip
+                one[kind]["change"] = {field: getattr(change, field) for field in DECOMPOSED}
+        same = answers["original"] == answers["equivalent"]
+        one["invariance"] = share(int(same.sum()), len(same))
+        one["readout"] = "answers are signs of the readout, heads zeroed at the answer position"
+        sets[str(name)] = one
+    return {
+        "ranking": [dataclasses.asdict(one) for one in ranked],
+        "ranked_on": basis,
+        "sets": sets,
+        "heads": cost(heads),
+        "ablate": cost(table),
+    }
+
+
+def link(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Outcome class × verdict: how often readable, signal against default, and how often patching repaired."""
+    rows = []
+    for outcome in OUTCOMES:
+        for correct in (True, False):
+            part = table[(table["outcome"] == outcome) & (table["correct"] == correct)]
+            if part.empty:
+                continue
+            repaired = {}
+            for donor in DONORS:
+                tried = part[f"repaired_{donor}"].dropna()
+                repaired[donor] = share(int(tried.sum()), len(tried))
+            rows.append(
+                {
+                    "outcome": outcome,
+                    "answered": "right" if correct else "wrong",
+                    "n": len(part),
+                    "patch_layer": {kind: int(layer) for kind, layer in
+                                    part.groupby("presentation")["patch_layer"].first().items()},
+                    "decodable": share(int(part["decodable"].sum()), len(part)),
+                    "signal": _mean(part["signal"]),
+                    "default": _mean(part["default"]),
+                    "kinds": {kind: share(int((part["kind"] == kind).sum()), len(part)) for kind in KINDS}
+                    if not correct
+                    else None,
+                    "repaired": repaired if not correct else None,
+                }
+            )
+    return rows
+
+
+def compare(
+    behaviour_of: Mapping[str, pd.DataFrame],
+    readout_of: Mapping[str, pd.DataFrame],
+    arm: str,
+    labels: Sequence[str],
+    config: Config,
+) -> dict[str, Any]:
+    """Base against one adapter on the same items: paired intervals on every difference."""
+    from probes.decompose import paired_difference
+
+    before, after = (paired(behaviour_of[name]) for name in ("base", arm))
+    contrasts = compare_arms(
+        Arm(before["original"].tolist(), before["equivalent"].tolist()),
+        Arm(after["original"].tolist(), after["equivalent"].tolist()),
+        before["gold"].tolist(),
+        statistics=CONTRASTS,
+        sizes=before["setting"].tolist(),
+        resamples=config.resamples,
+        seed=config.seed,
+    )
+    found: dict[str, Any] = {name: dataclasses.asdict(one) for name, one in contrasts.items()}
+    for kind in PAIR:
+        first, second = (t[t["presentation"] == kind] for t in (readout_of["base"], readout_of[arm]))
+        change = paired_difference(
+            first["difference"].to_numpy(),
+            second["difference"].to_numpy(),
+            first["cell"].to_numpy(),
+            (first["gold"] == labels[0]).to_numpy().astype(int),
+            resamples=config.resamples,
+            seed=config.seed,
+        )
+        found[f"readout_{kind}"] = dataclasses.asdict(change)
+    return found
+
+
+def paired(table: pd.DataFrame) -> pd.DataFrame:
+    """One row a pair: setting, key, gold and the two answers, None where not read; in item order."""
+    shown = table[table["presentation"].isin(PAIR)].copy()
+    shown["answer"] = shown["answer"].astype(object).where(shown["answer"].notna(), None)
+    halves = [shown[shown["presentation"] == kind].set_index(["setting", "key"]) for kind in PAIR]
+    joined = halves[0][["gold"]].assign(original=halves[0]["answer"], equivalent=halves[1]["answer"])
+    joined = joined.reset_index()
+    for kind in PAIR:
+        joined[kind] = joined[kind].astype(object).where(joined[kind].notna(), None)
+    return joined
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WideByLayer:
+    """A patch table with one row a recipient: patched readouts ``[item, layer]``, unpatched and donor ``[item]``."""
+
+    values: np.ndarray
+    unpatched: np.ndarray
+    donor: np.ndarray
+
+
+def wide_by_layer(table: pd.DataFrame) -> WideByLayer | None:
+    """None if the table has no rows."""
+    if table.empty:
+        return None
+    row = ["setting", "key", "presentation"]
+    wide = table.pivot(index=row, columns="layer", values="patched")
+    about = table.drop_duplicates(row).set_index(row).loc[wide.index]
+    return WideByLayer(wide.to_numpy(), about["unpatched"].to_numpy(), about["donor_difference"].to_numpy())
+
+
+def plain(value: Any) -> Any:
+    """JSON values: dataclasses as objects, numpy scalars as numbers, NaN as null."""
+    if isinstance(value, Share):
+        return plain(dataclasses.asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _of(table: pd.DataFrame, arm: str) -> pd.DataFrame:
+    return table[table["arm"] == arm].drop(columns="arm").reset_index(drop=True)
+
+
+def _mean(values: pd.Series) -> dict[str, Any]:
+    return {"value": float(values.mean()), "low": float(values.quantile(0.25)), "high": float(values.quantile(0.75)),
+            "n": len(values), "method": "mean with quartiles"}  # fmt: skip

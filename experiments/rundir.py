@@ -1,0 +1,237 @@
+"""The run directory: one writer, one digest, nothing half-written.
+
+A run may be killed at any moment. Three rules make the same command resume it:
+
+* a file appears under its name only when it is whole (written beside, flushed to disk, renamed);
+* a table is built in chunks, each a file of its own until all are there, so that a kill loses the chunk in flight;
+* the directory carries the resolved configuration; once a model was loaded, another configuration is refused, naming
+  each key that differs.
+
+The lock is the operating system's (``flock``): it goes away with the process, also after ``kill -9``. The lock file
+names pid and host for the message.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from experiments.config import digest
+from experiments.errors import RunError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TEMPORARY = ".writing-"
+
+
+class RunDirectory:
+    """Paths and files of one run. Open it through ``opened``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tables = path / "tables"
+        self.activations = path / "activations"
+        self.items = path / "items.jsonl"
+        self.responses = path / "responses.jsonl"
+        self.report = path / "report.html"
+        self.results = path / "results.json"
+
+    def complete(self) -> bool:
+        """Whether the last stage has been written."""
+        return self.results.exists() and self.report.exists()
+
+    def read_json(self, name: str) -> Any:
+        return json.loads((self.path / name).read_text())
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write_text(name, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        with atomic(self.path / name) as file:
+            file.write(text.encode())
+
+    def log(self, line: str) -> None:
+        """Append one line with the time to log.txt."""
+        with (self.path / "log.txt").open("a") as file:
+            file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {line}\n")
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A finished table.
+
+        Raises:
+            RunError: the stage that writes it has not run.
+        """
+        import pandas as pd
+
+        path = self.tables / f"{name}.parquet"
+        if not path.exists():
+            raise RunError(f"{self.path} has no table {name!r}: finish it with `probe run --out {self.path}`")
+        return pd.read_parquet(path)
+
+    def has_table(self, name: str) -> bool:
+        return (self.tables / f"{name}.parquet").exists()
+
+    def write_table(self, name: str, table: pd.DataFrame) -> None:
+        with atomic(self.tables / f"{name}.parquet") as file:
+            table.to_parquet(file, index=False)
+
+    def build_table(
+        self,
+        name: str,
+        chunks: Sequence[Any],
+        compute: Callable[[Any], pd.DataFrame],
+        done: Callable[[int], None] = lambda _: None,
+    ) -> pd.DataFrame:
+        """A table computed chunk by chunk; chunks that an earlier process finished are read, not computed.
+
+        Args:
+            name: of the table.
+            chunks: units of work, the same list in every process.
+            compute: rows of one chunk.
+            done: told 1 after each chunk.
+        """
+        import pandas as pd
+
+        if self.has_table(name):
+            return self.table(name)
+        parts = self.tables / f"parts-{name}"
+        parts.mkdir(parents=True, exist_ok=True)
+        frames = []
+        for number, chunk in enumerate(chunks):
+            path = parts / f"{number:05d}.parquet"
+            if not path.exists():
+                with atomic(path) as file:
+                    compute(chunk).to_parquet(file, index=False)
+            # Read back also when just computed: a resumed run and an uninterrupted one see the same bytes.
+            frames.append(pd.read_parquet(path))
+            done(1)
+        table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+        self.write_table(name, table)
+        shutil.rmtree(parts)
+        return table
+
+
+@contextmanager
+def opened(path: Path, values: Mapping[str, Any], config_text: str) -> Iterator[RunDirectory]:
+    """The run directory, created or resumed, locked until the block ends.
+
+    Args:
+        path: the directory.
+        values: the resolved configuration.
+        config_text: kept as config.yaml.
+
+    Raises:
+        RunError: another process writes here, another configuration made it, or it is no run directory.
+    """
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path} is a file: give a folder with --out")
+    if path.exists() and any(path.iterdir()) and not any((path / n).exists() for n in ("resolved.json", "lock")):
+        raise RunError(f"{path} is not empty and holds no run: give a new folder with --out")
+    path.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        run = RunDirectory(path)
+        for folder in (run.path, run.tables):
+            folder.mkdir(exist_ok=True)
+            for left in folder.rglob(f"{TEMPORARY}*"):
+                left.unlink()
+        if (path / "environment.json").exists():
+            _refuse_other(path, run.read_json("resolved.json"), values)
+        else:
+            # No model has been loaded yet: a command that failed on a typing error may be given again, corrected.
+            run.items.unlink(missing_ok=True)
+            run.write_text("config.yaml", config_text)
+            run.write_json("resolved.json", {"digest": digest(values), **values})
+        yield run
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[IO[bytes]]:
+    """A binary file that takes its name only when it is whole and on disk."""
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append whole lines and flush them to disk. A line cut by a kill is left for ``whole_lines`` to drop."""
+    with path.open("ab") as file:
+        file.write("".join(lines).encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Lines of an append-only file; a last line without its end is cut off the file first."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    end = data.rfind(b"\n") + 1
+    if end != len(data):
+        with path.open("r+b") as file:
+            file.truncate(end)
+    # Not splitlines: model text may hold other line separators, which JSON leaves unescaped.
+    return data[:end].decode().split("\n")[:-1]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with (path / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise RunError(f"{path} is being written by {holder}: wait for it, or give another --out") from None
+        file.truncate(0)
+        file.write(f"pid {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def _refuse_other(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    if old.get("digest") == digest(new):
+        return
+    differing = [
+        f"{key} was {_short(was)}, is {_short(now)}"
+        for key, was, now in _differences({k: v for k, v in old.items() if k != "digest"}, new)
+    ]
+    raise RunError(
+        f"{path} was made with another configuration ({'; '.join(differing) or 'digest differs'}): "
+        "give another --out, or the old values"
+    )
+
+
+def _differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in sorted({*old, *new}):
+            yield from _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
+    elif old != new:
+        yield key, old, new
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,107 @@
+"""One screen at the end of a run: what the model did, what was inside, what moved it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+OUTCOME_NAMES = {"R": "both right", "D": "both wrong", "U": "one right", "N": "not read"}
+
+
+def show(results: dict[str, Any], directory: Path) -> None:
+    """Print the summary to standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    arms = results["arms"]
+    table = Table(title="Behaviour and inside, all settings together", title_justify="left")
+    table.add_column("")
+    for arm in arms:
+        table.add_column(arm, justify="right")
+    for name, cell in _LINES:
+        table.add_row(name, *(cell(found) for found in arms.values()))
+    console.print(table)
+    for arm, found in arms.items():
+        console.print(_link(arm, found))
+    for arm, found in results["comparison"].items():
+        shown = (("accuracy_original", "accuracy, original"), ("invariance", "invariance"))
+        parts = [f"{label} {_points(found[key])}" for key, label in shown]
+        signal = found["readout_original"]
+        parts.append(f"signal s {signal['signal']:+.2f} [{signal['signal_low']:+.2f}, {signal['signal_high']:+.2f}]")
+        console.print(f"{arm} less base: {'; '.join(parts)}", highlight=False)
+    console.print(f"report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def _link(arm: str, found: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=f"{arm}: each outcome and what was measured inside", title_justify="left")
+    for column in ("outcome", "answered", "n", "readable", "signal", "default", "repaired", "by control"):
+        table.add_column(column, justify="left" if column in ("outcome", "answered") else "right")
+    for row in found["link"]:
+        repaired = row["repaired"]
+        table.add_row(
+            OUTCOME_NAMES[row["outcome"]],
+            row["answered"],
+            str(row["n"]),
+            share(row["decodable"]),
+            f"{row['signal']['value']:+.2f}",
+            f"{row['default']['value']:+.2f}",
+            share(repaired["matched"]) if repaired else "",
+            share(repaired["unrelated"]) if repaired else "",
+        )
+    return table
+
+
+def share(value: dict[str, Any]) -> str:
+    """Percentage with its n; a dash where there was nothing to count."""
+    return "–" if value["value"] is None else f"{value['value']:.0%} of {value['n']}"
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    """A number, or a dash where it is undefined."""
+    return "–" if value is None else format(value, form)
+
+
+def _percent(value: dict[str, Any]) -> str:
+    if value["value"] is None:
+        return "–"
+    return f"{value['value']:.1%} [{value['low']:.1%}, {value['high']:.1%}]"
+
+
+def _points(contrast: dict[str, Any]) -> str:
+    if contrast["difference"] is None:
+        return f"undefined ({contrast['reason']})"
+    return f"{contrast['difference']:+.1%} [{contrast['low']:+.1%}, {contrast['high']:+.1%}]"
+
+
+def _all(found: dict[str, Any]) -> dict[str, Any]:
+    profile: dict[str, Any] = found["behaviour"]["profile"]["all"]
+    return profile
+
+
+def _default_and_signal(found: dict[str, Any], kind: str) -> str:
+    one = found["decomposition"][kind]["all"]
+    return f"{number(one['delta'], '+.2f')} / {number(one['signal'], '+.2f')}"
+
+
+def _probe(found: dict[str, Any], kind: str) -> str:
+    one = found["probes"][kind]
+    return f"{number(one['auroc'])} at layer {one['layer']}"
+
+
+_LINES: list[tuple[str, Any]] = [
+    ("pairs (both answers read)", lambda f: f"{_all(f)['n']} ({_all(f)['n_parsed']})"),
+    ("accuracy, original", lambda f: _percent(_all(f)["original"]["accuracy"])),
+    ("accuracy, equivalent", lambda f: _percent(_all(f)["equivalent"]["accuracy"])),
+    ("invariance ι", lambda f: _percent(_all(f)["invariance"])),
+    ("κ̄ over settings", lambda f: number(f["behaviour"]["kappa_bar"]["value"])),
+    ("R / D / U", lambda f: " / ".join(
+        f"{_all(f)[key]['value']:.1%}" if _all(f)[key]["value"] is not None else "–"
+        for key in ("robust", "shared_wrong", "unstable"))),
+    ("default δ / signal s, original", lambda f: _default_and_signal(f, "original")),
+    ("default δ / signal s, equivalent", lambda f: _default_and_signal(f, "equivalent")),
+    ("best probe AUROC, original", lambda f: _probe(f, "original")),
+    ("best probe AUROC, equivalent", lambda f: _probe(f, "equivalent")),
+]  # fmt: skip

@@ -1,0 +1,63 @@
+"""Families by name.
+
+Three places to look, in this order: the families of this package; those that installed packages register under the
+entry-point group ``pairlens.families``; and, for work in progress, a file: ``path/to/file.py:Name``. Nothing is imported
+before it is asked for by name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import cast
+
+from tasks.contracts import Family, TaskError
+
+GROUP = "pairlens.families"
+_BUILT_IN = {"ordering": "tasks.ordering:Ordering"}
+
+
+def family_names() -> list[str]:
+    """Names of all families that can be asked for without a path, sorted."""
+    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
+
+
+def family(name: str) -> Family:
+    """The family with this name or at this ``file.py:Name``.
+
+    Raises:
+        TaskError: no such family, file or class; the message lists what exists.
+    """
+    if name in _BUILT_IN:
+        module, attribute = _BUILT_IN[name].split(":")
+        return cast(Family, getattr(importlib.import_module(module), attribute)())
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            return cast(Family, point.load()())
+    if ".py:" in name:
+        return _from_file(name)
+    known = family_names()
+    close = get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise TaskError(f"unknown family {name!r}: {hint}choose {', '.join(known)}, or give path/to/file.py:Name")
+
+
+def _from_file(reference: str) -> Family:
+    path_text, _, attribute = reference.rpartition(":")
+    path = Path(path_text)
+    if not path.is_file():
+        raise TaskError(f"family file {path_text!r} does not exist: give path/to/file.py:Name")
+    spec = importlib.util.spec_from_file_location(f"pairlens_family_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"family file {path_text!r} can't be loaded: it must be a Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Registered before it runs: dataclasses look their own module up by name.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    if not hasattr(module, attribute):
+        classes = ", ".join(key for key, value in vars(module).items() if isinstance(value, type))
+        raise TaskError(f"family file {path_text!r} has no {attribute!r}: it defines {classes or 'no class'}")
+    return cast(Family, getattr(module, attribute)())
