@@ -51,11 +51,9 @@ def ask(
         if missing:
             # The whole batch again: another composition could round differently.
             answered = {}
-            for part in generate(
-                model, [prompts[i] for i in batch], max_tokens=max_tokens, batch_tokens=batch_tokens
-            ):
+            for part in generate(model, [prompts[i] for i in batch], max_tokens=max_tokens, batch_tokens=batch_tokens):
                 answered.update({batch[place]: generated for place, generated in part})
-            append_lines(run.responses, [_line(arm, asked[i], answered[i]) for i in missing])
+            append_lines(run.responses, [_line(arm, asked[i], prompts[i], answered[i]) for i in missing])
         done(len(batch))
 
 
@@ -77,7 +75,12 @@ def table(run: RunDirectory, family: Family, asked: Sequence[Row], arms: Sequenc
     for arm in arms:
         records = [given[(arm, *row.identity)] for row in asked]
         parsed = [
-            family.parse(record["text"], row.presentation, finish_reason=record["finish_reason"])
+            family.parse(
+                record["text"],
+                row.presentation,
+                finish_reason=record["finish_reason"],
+                prompt_opened_think=record["prompt_opened_think"],
+            )
             for record, row in zip(records, asked, strict=True)
         ]
         grades = [family.grade(one, row.presentation) for one, row in zip(parsed, asked, strict=True)]
@@ -96,7 +99,7 @@ def table(run: RunDirectory, family: Family, asked: Sequence[Row], arms: Sequenc
     return pd.concat(parts, ignore_index=True)
 
 
-def _line(arm: str, row: Row, generated: Any) -> str:
+def _line(arm: str, row: Row, prompt: Prompt, generated: Any) -> str:
     setting, key, presentation = row.identity
     record = {
         "arm": arm,
@@ -105,6 +108,7 @@ def _line(arm: str, row: Row, generated: Any) -> str:
         "presentation": presentation,
         "text": generated.text,
         "finish_reason": generated.finish_reason,
+        "prompt_opened_think": prompt.text.rstrip().endswith(("<think>", "<thinking>", "<reasoning>")),
         "n_prompt_tokens": generated.n_prompt_tokens,
         "n_tokens": generated.n_tokens,
         "status": "answered",

@@ -173,9 +173,7 @@ def ranking(heads: pd.DataFrame, config: Config) -> tuple[Any, ...]:
     about = about.loc[wide.index]
     toward = np.where(about["donor_difference"] >= about["unpatched"], 1, -1)
     effects = signed_effect(wide.to_numpy(), about["unpatched"].to_numpy(), toward)
-    cells = [
-        Cell(f"z.{layer}.{head}", (Edit("z", int(layer), int(head), "matched"),)) for layer, head in wide.columns
-    ]
+    cells = [Cell(f"z.{layer}.{head}", (Edit("z", int(layer), int(head), "matched"),)) for layer, head in wide.columns]
     return rank_heads(effects, cells, seed=config.seed, resamples=config.resamples)
 
 

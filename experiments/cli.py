@@ -92,7 +92,7 @@ def families(json_: Json = False) -> None:
 
     from tasks.registry import family, family_names
 
-    listed = []
+    listed: list[dict[str, Any]] = []
     for name in family_names():
         found = family(name)
         parameters = [asdict(parameter) for parameter in found.parameters()]

@@ -55,9 +55,7 @@ def capture(
     from activations.capture import capture as run_capture
 
     index = [(row.matched.instance.key, row.presentation.kind) for row in asked]
-    return run_capture(
-        model, prompts, plan(model, config), directory, answers=answers, index=index, progress=done
-    )
+    return run_capture(model, prompts, plan(model, config), directory, answers=answers, index=index, progress=done)
 
 
 def readout_table(store: ActivationStore, asked: Sequence[Row], model: Model) -> pd.DataFrame:

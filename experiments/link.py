@@ -12,8 +12,8 @@ kinds describe what was measured at one position with linear probes; other infor
 
 *Repaired* says whether the other presentation's residual turned the wrong readout right, at the first layer where the
 donor presentation's probe reaches the threshold (the best layer where none does); the same for an unrelated instance's
-residual and a random direction is the control. The last layer would be no test: its residual *is* the answer. Where the
-first readable layer happens to be the last one, ``patch_layer`` says so.
+residual and a random direction is the control. The last layer is left out of that choice: its residual *is* the answer,
+so putting it in repairs by construction.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def patch_layers(probes: pd.DataFrame, threshold: float) -> dict[str, int]:
     found = {}
     for recipient, donor in (PAIR, PAIR[::-1]):
         curve = probes[probes["presentation"] == donor].set_index("layer")["auroc"].sort_index()
+        curve = curve.iloc[:-1] if len(curve) > 1 else curve
         reached = curve.index[curve >= threshold]
         found[recipient] = int(reached[0]) if len(reached) else int(curve.idxmax())
     return found

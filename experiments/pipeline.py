@@ -209,9 +209,7 @@ def _look_inside(study: _Study, arm: str) -> None:
         return
     labels = study.answers.labels
     with study.reporter.stage(f"capture {arm}", len(study.prompts)) as done:
-        store = inside.capture(
-            run.activations / arm, model, study.asked, study.prompts, study.answers, config, done
-        )
+        store = inside.capture(run.activations / arm, model, study.asked, study.prompts, study.answers, config, done)
     table = _once(run, f"readout-{arm}", lambda: inside.readout_table(store, study.asked, model))
     with study.reporter.stage(f"probes {arm}", 1):
         if not run.has_table(f"probe_rows-{arm}"):

@@ -119,7 +119,7 @@ def patching(table: pd.DataFrame, config: Config) -> dict[str, Any]:
     found: dict[str, Any] = {"curves": {}, **cost(table)}
     for kind in PAIR:
         part = table[(table["presentation"] == kind) & (table["pair"] == "disagreeing")]
-        curves = {}
+        curves: dict[str, dict[str, Any]] = {}
         for donor in DONORS:
             wide = wide_by_layer(part[part["donor"] == donor])
             if wide is None:
@@ -209,8 +209,9 @@ def link(table: pd.DataFrame) -> list[dict[str, Any]]:
                     "outcome": outcome,
                     "answered": "right" if correct else "wrong",
                     "n": len(part),
-                    "patch_layer": {kind: int(layer) for kind, layer in
-                                    part.groupby("presentation")["patch_layer"].first().items()},
+                    "patch_layer": {
+                        kind: int(layer) for kind, layer in part.groupby("presentation")["patch_layer"].first().items()
+                    },
                     "decodable": share(int(part["decodable"].sum()), len(part)),
                     "signal": _mean(part["signal"]),
                     "default": _mean(part["default"]),

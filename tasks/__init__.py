@@ -9,7 +9,8 @@ Pure Python; nothing here loads torch, so a user who wants only the generators p
 ``ordering``        who stands in front of whom: total orders told by adjacent comparisons
 ``ordering_solver`` the text-level solver that checks ordering's gold answers
 ``names``           pools of first names
-``parsing``         reading a label from a free-text response
+``parsing``         reading a label from a free-text response (``parsing_text`` cleans it, ``parsing_words`` is the lexicon)
+``validation``      does a family keep its promises
 ``files``           matched sets as JSON lines
 ==================  ====================================================================================
 """

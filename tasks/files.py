@@ -31,8 +31,7 @@ def to_record(matched: MatchedSet, *, version: int) -> dict[str, Any]:
                 "gold": presentation.gold,
                 "messages": presentation.chat(),
                 "spans": [
-                    {"label": s.label, "start": s.start, "end": s.end, "message": s.message}
-                    for s in presentation.spans
+                    {"label": s.label, "start": s.start, "end": s.end, "message": s.message} for s in presentation.spans
                 ],
                 "meta": dict(presentation.meta),
             }

@@ -158,8 +158,15 @@ class Ordering:
             yield MatchedSet(instance, presentations)
             index += 1
 
-    def parse(self, response: str, presentation: Presentation, *, finish_reason: str | None = None) -> Parsed:
-        return parse_label(response, finish_reason=finish_reason)
+    def parse(
+        self,
+        response: str,
+        presentation: Presentation,
+        *,
+        finish_reason: str | None = None,
+        prompt_opened_think: bool = False,
+    ) -> Parsed:
+        return parse_label(response, finish_reason=finish_reason, prompt_opened_think=prompt_opened_think)
 
     def grade(self, parsed: Parsed, presentation: Presentation) -> Grade:
         if parsed.status != "parsed":
@@ -249,7 +256,7 @@ def _draw_order(
 def _split_of(order: Sequence[str]) -> Split:
     """Half of all orders are for training, a quarter each for validation and test."""
     digest = hashlib.sha256(json.dumps(order, separators=(",", ":")).encode()).digest()
-    return ("train", "train", "validation", "test")[digest[0] % 4]  # type: ignore[return-value]
+    return ("train", "train", "validation", "test")[digest[0] % 4]
 
 
 def _draw_layout(draws: random.Random, n: int) -> _Layout:

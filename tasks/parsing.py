@@ -261,9 +261,10 @@ def _boxed(answer: Mapped, words: Lexicon) -> _Reading | None:
     return None
 
 
+# Two quote marks: curly ones inside the string have been made straight.
 _JSON_FIELD = re.compile(
     r"[\"'](?:final[_ ]?)?answer[\"'] ?: ?\[?"
-    r"(?:\"(?P<double>(?:[^\"\\\n]|\\.){1,400})|'(?P<single>(?:[^'\\\n]|\\.){1,400})|(?P<bare>\w{1,40}))",
+    r"(?:\"{1,2}(?P<double>(?:[^\"\\\n]|\\.){1,400})|'{1,2}(?P<single>(?:[^'\\\n]|\\.){1,400})|(?P<bare>\w{1,40}))",
     re.IGNORECASE,
 )
 

@@ -38,9 +38,7 @@ def validate_family(family: Family, params: Mapping[str, Any], *, sets: int, see
     Raises:
         TaskError: bad parameters, or fewer sets than asked for.
     """
-    drawn = {
-        split: list(islice(family.generate(params, seed=seed, split=split), sets)) for split in SPLITS
-    }
+    drawn = {split: list(islice(family.generate(params, seed=seed, split=split), sets)) for split in SPLITS}
     every = [matched for part in drawn.values() for matched in part]
     return [
         _solver(family, every),
@@ -64,7 +62,9 @@ def _solver(family: Family, every: list[MatchedSet]) -> Finding:
         for shown in matched.presentations:
             checked += 1
             if shown.kind in found and found[shown.kind] != shown.gold:
-                broken.append(f"{matched.instance.key[:12]} {shown.kind}: gold {shown.gold}, solved {found[shown.kind]}")
+                broken.append(
+                    f"{matched.instance.key[:12]} {shown.kind}: gold {shown.gold}, solved {found[shown.kind]}"
+                )
     return _finding("the second solver agrees with gold", checked, broken)
 
 

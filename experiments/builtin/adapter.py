@@ -16,7 +16,7 @@ from tasks.ordering import Ordering
 from tasks.parsing import parse_label
 
 SEED = 42
-STEPS = 300
+STEPS = 200
 PROMPTS = 32
 GENERATIONS = 8
 SETS = 600
@@ -42,7 +42,7 @@ def correctness(prompts: Any, completions: Any, gold: list[str], **_: Any) -> li
     return [float(parse_label(text).value == answer) for text, answer in zip(texts, gold, strict=True)]
 
 
-def train(base: Path, tokenizer: Any, directory: Path, *, report: Callable[[str], None]) -> Any:
+def train(base: Path, tokenizer: Any, directory: Path, *, report: Callable[[str], None], device: str = "cpu") -> Any:
     """Train the adapter of the model in ``base``; the adapter is the return value, merged into nothing.
 
     Args:
@@ -64,13 +64,13 @@ def train(base: Path, tokenizer: Any, directory: Path, *, report: Callable[[str]
         per_device_train_batch_size=PROMPTS * GENERATIONS,
         num_generations=GENERATIONS,
         max_completion_length=2,
-        learning_rate=2e-3,
+        learning_rate=5e-4,
         lr_scheduler_type="linear",
         warmup_steps=10,
         beta=0.0,
         temperature=1.0,
         bf16=False,
-        use_cpu=True,
+        use_cpu=device == "cpu",
         gradient_checkpointing=False,
         report_to=[],
         save_strategy="no",

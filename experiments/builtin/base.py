@@ -57,9 +57,7 @@ class Example:
     answer: str
 
 
-def examples(
-    size: int, relation: str, *, phrases: tuple[str, ...], rewritten: float, seed: int
-) -> Iterator[Example]:
+def examples(size: int, relation: str, *, phrases: tuple[str, ...], rewritten: float, seed: int) -> Iterator[Example]:
     """Endless training examples of one size and relation. ``rewritten``: share shown as the equivalent presentation."""
     family = Ordering()
     params = {"n": size, "relation": relation, "names": "builtin", "presentations": ["original", "equivalent"]}

@@ -87,7 +87,9 @@ def test_presentations_change_what_they_say_and_nothing_else() -> None:
     for matched in sets(100, n=8, presentations=list(PRESENTATIONS)):
         text = {shown.kind: shown.messages[0].content for shown in matched.presentations}
         lines = {kind: said.split("\n") for kind, said in text.items()}
-        assert "behind" not in "\n".join(lines["original"][2:-2]) and "behind" not in "\n".join(lines["reshuffled"][2:-2])
+        assert "behind" not in "\n".join(lines["original"][2:-2]) and "behind" not in "\n".join(
+            lines["reshuffled"][2:-2]
+        )
         assert sorted(lines["original"][2:-2]) == sorted(lines["reshuffled"][2:-2])
         assert sorted(lines["equivalent"][2:-2]) == sorted(lines["rewritten"][2:-2])
         assert lines["original"][0] == lines["rewritten"][0] and lines["equivalent"][0] == lines["reshuffled"][0]
@@ -155,7 +157,9 @@ def test_golden_hashes_pin_version_1() -> None:
     """If this fails on purpose, raise the family's version and write the new hashes."""
     assert FAMILY.version == 1
     digests = {
-        str(params): hashlib.sha256("".join(to_line(one, version=1) for one in sets(50, **params)).encode()).hexdigest()[:16]
+        str(params): hashlib.sha256(
+            "".join(to_line(one, version=1) for one in sets(50, **params)).encode()
+        ).hexdigest()[:16]
         for params in ({"n": 8}, {"n": 4, "names": "builtin"}, {"n": 6, "names": "random", "relation": "left_right"})
     }
     assert digests == GOLDEN

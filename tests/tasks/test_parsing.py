@@ -148,11 +148,27 @@ def test_a_decoration_keeps_the_label(label: str, name: str) -> None:
     assert parse_label(text).value == label, text
 
 
-@given(st.sampled_from(LABELS), st.sampled_from([str.lower, str.upper, str.capitalize]),
-       st.sampled_from(list(INNER)), st.sampled_from(list(OUTER)))  # fmt: skip
-@settings(deadline=None, max_examples=600)
-def test_two_decorations_keep_the_label(label: str, case: Decoration, inner: str, outer: str) -> None:
-    text = OUTER[outer](INNER[inner](case(label)))
+CASES: tuple[Decoration, ...] = (str.lower, str.upper, str.capitalize)
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("outer", list(OUTER))
+def test_two_decorations_keep_the_label(label: str, outer: str) -> None:
+    for case in CASES:
+        for inner in INNER:
+            text = OUTER[outer](INNER[inner](case(label)))
+            assert parse_label(text).value == label, text
+
+
+@given(st.sampled_from(LABELS), st.sampled_from(CASES), st.sampled_from(list(INNER)), st.sampled_from(list(OUTER)),
+       st.text(" \t\n\u00a0\u200b\u3000"), st.text(" \t\n\r\u00a0\ufeff"))  # fmt: skip
+@settings(deadline=None, max_examples=400)
+def test_white_space_around_decorations_keeps_the_label(
+    label: str, case: Decoration, inner: str, outer: str, ahead: str, behind: str
+) -> None:
+    text = OUTER[outer](INNER[inner](case(label)) + behind)
+    if outer != "json":
+        text = ahead + text + behind
     assert parse_label(text).value == label, text
 
 
@@ -180,8 +196,9 @@ def test_text_without_label_words_is_not_parsed(text: str) -> None:
 
 WORDS = [
     "Amy", "Bob", "nobody", "nothing", "none", "not", "nor", "now", "know", "note", "yesterday", "eyes", "north",
-    "snow", "cannot", "so", "therefore", "answer", "is", "the", "in", "front", "of", "behind", "because", "if", "first", "row",
-    "stands", "premise", "final", "true", "one", "maybe", "1.", ",", ".", ";", ":", "(", ")", "?", "\n", "-", "*",
+    "snow", "cannot", "so", "therefore", "answer", "is", "the", "in", "front", "of", "behind", "because", "if", "first",
+    "row", "stands", "premise", "final", "true", "one", "maybe", "1.", ",", ".", ";", ":", "(", ")", "?", "\n", "-",
+    "*",
 ]  # fmt: skip
 
 
