@@ -124,8 +124,8 @@ def capture(
         raise StoreError(
             f"index has {len(index)} entries for {len(prompts)} prompts; give one (key, presentation) each"
         )
-    if any(type(module).__name__ == "OptimizedModule" for module in model.hf_model.modules()):
-        raise ModelError(f"model {model.name!r} was compiled and ignores hooks; give the module before torch.compile")
+    if model.hf_model.training:
+        raise ModelError(f"model {model.name!r} is in training mode, where dropout is random; call .eval() on it first")
     names = [(str(n), "") for n in range(len(prompts))] if index is None else index
     places = choose(model, plan.sites, plan.layers)
     shards = batches([len(prompt.ids) for prompt in prompts], plan.batch_tokens)

@@ -7,6 +7,7 @@ each can also come from the environment as ``PROBE_<FLAG>``. One boundary turns 
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -276,12 +277,17 @@ def _known_errors() -> tuple[type[ValueError], ...]:
 
 def main() -> None:
     """Entry point of the command: run it, and exit with one line and a code where something goes wrong."""
+    if not sys.stderr.isatty():
+        # Bars of the libraries below would fill a log file with control characters.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     sys.exit(_guarded())
 
 
 def _guarded() -> int:
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # typer has caught the interrupt and turned it into this code
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else DONE
     except CommandLineError as error:
         if type(error).__name__ == "NoArgsIsHelpError":

@@ -55,7 +55,14 @@ def capture(
     from activations.capture import capture as run_capture
 
     index = [(row.matched.instance.key, row.presentation.kind) for row in asked]
-    return run_capture(model, prompts, plan(model, config), directory, answers=answers, index=index, progress=done)
+    stored = 0
+
+    def advance(total: int) -> None:
+        nonlocal stored
+        done(total - stored)
+        stored = total
+
+    return run_capture(model, prompts, plan(model, config), directory, answers=answers, index=index, progress=advance)
 
 
 def readout_table(store: ActivationStore, asked: Sequence[Row], model: Model) -> pd.DataFrame:

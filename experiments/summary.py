@@ -36,27 +36,31 @@ def show(results: dict[str, Any], directory: Path) -> None:
 def _link(arm: str, found: dict[str, Any]) -> Any:
     from rich.table import Table
 
-    table = Table(title=f"{arm}: each outcome and what was measured inside", title_justify="left")
-    for column in ("outcome", "answered", "n", "readable", "signal", "default", "repaired", "by control"):
-        table.add_column(column, justify="left" if column in ("outcome", "answered") else "right")
+    table = Table(title=f"{arm}: outcomes, and what was measured inside (logits toward gold)", title_justify="left")
+    table.add_column("pair is", no_wrap=True)
+    for column in ("n", "readable", "signal", "default", "repaired", "control"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in found["link"]:
         repaired = row["repaired"]
         table.add_row(
-            OUTCOME_NAMES[row["outcome"]],
-            row["answered"],
+            OUTCOME_NAMES[row["outcome"]] + (f": {row['answered']}" if row["outcome"] in "UN" else ""),
             str(row["n"]),
-            share(row["decodable"]),
+            percent(row["decodable"]),
             f"{row['signal']['value']:+.2f}",
             f"{row['default']['value']:+.2f}",
-            share(repaired["matched"]) if repaired else "",
-            share(repaired["unrelated"]) if repaired else "",
+            _of(repaired["matched"]) if repaired else "",
+            _of(repaired["unrelated"]) if repaired else "",
         )
     return table
 
 
-def share(value: dict[str, Any]) -> str:
-    """Percentage with its n; a dash where there was nothing to count."""
-    return "–" if value["value"] is None else f"{value['value']:.0%} of {value['n']}"
+def _of(value: dict[str, Any]) -> str:
+    return "–" if value["value"] is None else f"{value['count']}/{value['n']}"
+
+
+def percent(value: dict[str, Any]) -> str:
+    """Percentage alone; a dash where there was nothing to count."""
+    return "–" if value["value"] is None else f"{value['value']:.0%}"
 
 
 def number(value: float | None, form: str = ".2f") -> str:
@@ -100,8 +104,8 @@ _LINES: list[tuple[str, Any]] = [
     ("R / D / U", lambda f: " / ".join(
         f"{_all(f)[key]['value']:.1%}" if _all(f)[key]["value"] is not None else "–"
         for key in ("robust", "shared_wrong", "unstable"))),
-    ("default δ / signal s, original", lambda f: _default_and_signal(f, "original")),
-    ("default δ / signal s, equivalent", lambda f: _default_and_signal(f, "equivalent")),
+    ("δ / s, original", lambda f: _default_and_signal(f, "original")),
+    ("δ / s, equivalent", lambda f: _default_and_signal(f, "equivalent")),
     ("best probe AUROC, original", lambda f: _probe(f, "original")),
     ("best probe AUROC, equivalent", lambda f: _probe(f, "equivalent")),
 ]  # fmt: skip

@@ -457,6 +457,24 @@ def test_wrong_calls_are_refused(model: Model, tmp_path: Path) -> None:
         capture(model, prompts_for(model), Plan(), tmp_path, index=[("a", "b")])
 
 
+def test_training_mode_is_refused(tmp_path: Path) -> None:
+    model = from_modules(*tiny.tiny_llama())
+    model.hf_model.train()
+    with pytest.raises(ModelError, match=r"in training mode, where dropout is random; call \.eval\(\)"):
+        capture(model, prompts_for(model), Plan(), tmp_path)
+
+
+def test_half_precision_models_are_stored_exactly(tmp_path: Path) -> None:
+    hf_model, tokenizer = tiny.tiny_llama()
+    model = from_modules(hf_model.to(torch.bfloat16), tokenizer)
+    prompts, answers = prompts_for(model), answer_tokens(model, tiny.ANSWERS)
+    half = capture(model, prompts, Plan(dtype="bfloat16"), tmp_path / "half", answers=answers)
+    full = capture(model, prompts, Plan(dtype="float32"), tmp_path / "full", answers=answers)
+    np.testing.assert_array_equal(half.stack("resid_post"), full.stack("resid_post"))
+    np.testing.assert_array_equal(half.readout["logit"], full.readout["logit"])
+    np.testing.assert_array_equal(half.readout["logit"], read(model, prompts, answers).logit.numpy())
+
+
 def test_memory_stays_flat(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the buffers of 60 batches at most three are alive: running, waiting, being written."""
     import weakref

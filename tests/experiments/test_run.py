@@ -35,7 +35,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "small"
     result = probe(*SMALL, "--out", str(out))
     assert result.returncode == 0, result.stderr
-    assert "both right" in result.stdout and str(out / "report.html") in result.stdout
+    assert "both right" in result.stdout
+    assert str(out / "report.html") in result.stdout
     return out
 
 

@@ -1,0 +1,519 @@
+"""The report: self-contained, safe against what it shows, faithful to results.json, the same when written twice.
+
+The runs here are made by the package's own code, with numbers in place of a model: readouts, activations and the effect
+of an edit are drawn; items, tables, statistics and results are real.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments import behaviour, causes, inside, items, link
+from experiments.config import Config, resolved, settings
+from experiments.report import write
+from experiments.report.findings import findings, trade_off
+from experiments.report.page import page
+from experiments.report.pairs import pairs
+from experiments.report.source import read
+from experiments.report.text import clean, percent, percent_span, shortened, signed
+from experiments.results import headline
+from experiments.rundir import RunDirectory, append_lines, opened
+from probes.decompose import decompose_layers
+from tasks.registry import family as family_named
+
+LABELS = ("yes", "no")
+HOSTILE = "<script>alert(1)</script>\x1b[31mred\x1b]0;title\x07\x00\u202e & \"'</pre> $x_1$"
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a made-up arm answers: readout = default + signal × (+1 for gold yes, −1 for gold no) + noise."""
+
+    default: float = -1.0
+    signal: float = 1.5
+    noise: float = 1.0
+    text: Callable[[float], str] = lambda readout: "Yes" if readout > 0 else "No"
+
+
+def make_run(
+    path: Path,
+    arms: Mapping[str, Made],
+    *,
+    params: Mapping[str, Any],
+    limit: int = 24,
+    heads: Sequence[int | None] = (2, None, 2, 2),
+    environment: Mapping[str, Any] | None = None,
+) -> RunDirectory:
+    """A finished run directory."""
+    config = Config(
+        model="made-up", family="ordering", params=dict(params), limit=limit, resamples=100,
+        probe={"folds": 3, "shuffles": 25}, ablate={"heads": 2, "random_sets": 3}, patch={"pairs": 8},
+    )  # fmt: skip
+    family = family_named("ordering")
+    grid = settings(config, family)
+    with opened(path, resolved(config, family, grid), "") as run:
+        asked = items.rows(items.make(run, config, family, grid))
+        parts: dict[str, list[pd.DataFrame]] = {}
+        for number, (arm, made) in enumerate(arms.items()):
+            rng = np.random.default_rng(number)
+            table = items.frame(asked)
+            sign = np.where(table["gold"] == "yes", 1.0, -1.0)
+            difference = made.default + made.signal * sign + made.noise * rng.standard_normal(len(table))
+            table = table.assign(yes=difference, no=0.0, difference=difference, off_label_mass=0.1, top="Yes")
+            append_lines(
+                run.responses, [_response(arm, row, made.text(d)) for row, d in zip(asked, difference, strict=True)]
+            )
+            for name, part in _tables(run, arm, table, sign, rng, heads, config).items():
+                parts.setdefault(name, []).append(part.assign(arm=arm))
+        tables = {name: pd.concat(each, ignore_index=True) for name, each in parts.items()}
+        tables["behaviour"] = behaviour.table(run, family, asked, list(arms))
+        tables["attribution"] = pd.concat([_attribution(tables, arm, config) for arm in arms], ignore_index=True)
+        for name, table in tables.items():
+            run.write_table(name, table)
+        run.write_json("results.json", headline(tables, list(arms), LABELS, config))
+        run.write_json("environment.json", environment or _environment(arms))
+    return run
+
+
+def _response(arm: str, row: items.Row, text: str) -> str:
+    setting, key, presentation = row.identity
+    return json.dumps({
+        "arm": arm, "setting": setting, "key": key, "presentation": presentation, "text": text,
+        "finish_reason": "stop", "prompt_opened_think": False, "n_prompt_tokens": 9, "n_tokens": 1, "status": "answered",
+        "attempt": 1,
+    }) + "\n"  # fmt: skip
+
+
+def _tables(
+    run: RunDirectory,
+    arm: str,
+    table: pd.DataFrame,
+    sign: np.ndarray,
+    rng: np.random.Generator,
+    heads: Sequence[int | None],
+    config: Config,
+) -> dict[str, pd.DataFrame]:
+    layers = len(heads)
+    noise = rng.standard_normal((layers, len(table), 6))
+    strength = np.linspace(0.1, 2.0, layers)[:, None] * sign
+    resid = noise + strength[:, :, None] * np.array([1.0, 0, 0, 0, 0, 0])
+    store: dict[tuple[str, int], np.ndarray] = {("resid_post", layer): resid[layer] for layer in range(layers)}
+    store |= {("z", layer): noise[layer] for layer in range(layers)}
+    by_layer, by_row = inside.probe_tables(store, table, LABELS, layers, config)  # type: ignore[arg-type]
+    data = causes.Arm(
+        run=run,
+        model=SimpleNamespace(n_layers=layers, heads=lambda layer: heads[layer]),  # type: ignore[arg-type]
+        name=arm,
+        store=store,  # type: ignore[arg-type]
+        table=table,
+        prompts=list(range(len(table))),  # type: ignore[arg-type]
+        answers=None,  # type: ignore[arg-type]
+        config=config,
+    )
+    patch = causes.patch_table(data, lambda _: None)
+    ranked = causes.head_table(data, lambda _: None)
+    return {
+        "readout": table,
+        "probes": by_layer,
+        "probe_rows": by_row,
+        "lens": _lens(table, layers, config),
+        "decomposition": inside.decomposition_table(table, LABELS, config).drop_duplicates(["presentation", "setting"]),
+        "patch": patch,
+        "heads": ranked,
+        "ablate": causes.ablate_table(data, ranked, lambda _: None),
+    }
+
+
+def _lens(table: pd.DataFrame, layers: int, config: Config) -> pd.DataFrame:
+    parts = []
+    for kind, shown in table.groupby("presentation", sort=False):
+        values = np.linspace(0.1, 1.0, layers)[:, None] * shown["difference"].to_numpy()
+        gold = (shown["gold"] == "yes").to_numpy().astype(int)
+        split = decompose_layers(values, shown["cell"].to_numpy(), gold, resamples=100, seed=config.seed)
+        columns = {name: [getattr(one, name) for one in split] for name in inside.DECOMPOSED}
+        parts.append(pd.DataFrame({"presentation": kind, "layer": range(layers), **columns, "off_label_mass": 0.2,
+                                   "accuracy": 0.5, "n": len(shown), "gap": 1e-7}))  # fmt: skip
+    return pd.concat(parts, ignore_index=True)
+
+
+def _attribution(tables: Mapping[str, pd.DataFrame], arm: str, config: Config) -> pd.DataFrame:
+    of = {name: table[table["arm"] == arm].drop(columns="arm") for name, table in tables.items()}
+    names = ("behaviour", "readout", "probes", "probe_rows", "decomposition", "patch")
+    found = link.attribution(*(of[name] for name in names), LABELS, threshold=config.probe.threshold)
+    return found.assign(arm=arm)
+
+
+def _environment(arms: Mapping[str, Made]) -> dict[str, Any]:
+    model = {
+        "name": "org/made-up <b>", "weights": "a" * 64, "adapters": {arm: {"rank": 8} for arm in list(arms)[1:]},
+        "template": "b" * 64, "dtype": "float32", "device": "cpu", "attention": "sdpa", "versions": {"torch": "2.13.0"},
+    }  # fmt: skip
+    return {"model": model, "python": "3.11.7", "platform": "Linux", "processor": "x86_64", "threads": 1, "git": None,
+            "seed": 1, "command": ["probe", "run", "--out", "a b"]}  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _edits_without_a_model() -> Iterator[None]:
+    """What an edit does: more of the donor's readout the later it is, and noise for the controls."""
+
+    def sweep(arm: causes.Arm, chunk: Sequence[causes.Transfer], cells: Any, donors: Any, *, share: int) -> Any:
+        rng = np.random.default_rng(len(cells))
+        readout = arm.table["difference"].to_numpy()
+        own, other = (readout[[getattr(one, name) for one in chunk]] for name in ("recipient", "donor"))
+        columns = []
+        for cell in cells:
+            edit = cell.edits[0]
+            depth = (edit.layer + 1) / arm.model.n_layers
+            weight = depth if edit.source == "matched" else 0.3 * depth
+            goal = other if edit.source == "matched" else np.zeros(len(own))
+            columns.append((1 - weight) * own + weight * goal + 0.01 * rng.standard_normal(len(own)))
+        return SimpleNamespace(
+            difference=np.stack(columns, axis=1), unpatched=own, engine="branch", forward_passes=1.5, checked=4,
+            check_max_abs=1e-6,
+        )  # fmt: skip
+
+    patcher = pytest.MonkeyPatch()
+    patcher.setattr(causes, "_sweep", sweep)
+    yield
+    patcher.undo()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Base and an adapter at two sizes; the adapter now and then answers with hostile text."""
+    hostile = Made(0.2, 2.5, text=lambda readout: ("Yes" if readout > 0 else "No") if abs(readout) > 0.8 else HOSTILE)
+    made = make_run(tmp_path_factory.mktemp("report") / "run", {"base": Made(), "grpo": hostile}, params={"n": [4, 6]})
+    write(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def html(run: RunDirectory) -> str:
+    return run.report.read_text()
+
+
+class Reader(HTMLParser):
+    """Tags with their attributes, text by enclosing tag, and whether tags are balanced."""
+
+    VOID = frozenset(("meta", "link", "img", "br", "input", "hr"))
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+
+def rows_of(html: str, table: str) -> list[list[str]]:
+    """Texts of a table's body cells."""
+    body = re.search(rf'<table id="{table}">.*?<tbody>(.*?)</tbody>', html, re.S)
+    assert body is not None
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", body[1], re.S)
+    return [[" ".join(unescape(re.sub(r"<[^>]+>", " ", cell)).split()) for cell in re.findall(r"<td.*?</td>", row, re.S)]
+            for row in rows]  # fmt: skip
+
+
+def test_the_page_loads_nothing_and_is_whole(html: str) -> None:
+    reader = Reader(html)
+    assert reader.open == []
+    assert not {"link", "img", "iframe", "object", "embed", "base"} & {tag for tag, _ in reader.tags}
+    ids = [attrs["id"] for _, attrs in reader.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    for tag, attrs in reader.tags:
+        for name, value in attrs.items():
+            if name in ("src", "href", "xlink:href", "action", "poster", "data"):
+                assert value is not None, tag
+                assert value.startswith("data:image/png;base64,") or (value[0] == "#" and value[1:] in ids), value
+            assert not name.startswith("on"), f"{tag} has a handler"
+    text = "".join(data for tag, data in reader.texts if tag in ("style", "script"))
+    assert "@import" not in text and "http" not in text and "fetch" not in text
+    assert not re.search(r"url\((?!#)", html)
+    for where in re.findall(r"url\(#([^)]*)\)", html):
+        assert where in ids
+    assert sum(tag == "script" for tag, _ in reader.tags) == 1
+    assert html.startswith("<!doctype html>")
+
+
+def test_sections_stand_in_the_promised_order(html: str) -> None:
+    found = [attrs["id"] for tag, attrs in Reader(html).tags if tag == "section" and "id" in attrs]
+    assert found == [
+        "summary",
+        "link",
+        "profile",
+        "comparison",
+        "probes",
+        "lens",
+        "patching",
+        "heads",
+        "pairs",
+        "reproduce",
+    ]
+
+
+def test_text_from_outside_is_escaped_and_stripped(html: str) -> None:
+    assert "<script>alert" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;redtitle" not in html  # the title of a terminal is a code too
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;red &amp; &#34;&#39;&lt;/pre&gt; $x_1$" in html
+    assert "made-up &lt;b&gt;" in html and "<b>\n" not in html
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", html)
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("a\x1b[1;31mb\x1b[0mc", "abc"),
+        ("a\x1b]8;;https://x\x1b\\b\x1b]8;;\x1b\\", "ab"),
+        ("\x9b31mred", "red"),
+        ("a\r\nb\rc\td", "a\nbc\td"),
+        ("\ud83d", "\ufffd"),
+        ("Zoë 数 😀", "Zoë 数 😀"),
+    ],
+)
+def test_clean(raw: str, shown: str) -> None:
+    assert clean(raw) == shown
+    clean(raw).encode()
+
+
+def test_long_texts_lose_their_middle_and_say_how_much() -> None:
+    assert shortened("x" * 100, 60, 40) == "x" * 100
+    text = shortened("a" * 5000 + "end", 100, 3)
+    assert text.startswith("a" * 100 + "\n[… 4,900 characters not shown") and text.endswith("end")
+
+
+def test_the_link_table_holds_the_numbers_of_the_results(run: RunDirectory, html: str) -> None:
+    results = run.read_json("results.json")
+    found = rows_of(html, "link-table")
+    expected = [
+        (outcome, answered, arm, row)
+        for outcome in link.OUTCOMES
+        for answered in ("right", "wrong")
+        for arm in results["arms"]
+        for row in results["arms"][arm]["link"]
+        if (row["outcome"], row["answered"]) == (outcome, answered)
+    ]
+    assert len(found) == len(expected) >= 6
+    for cells, (_, answered, arm, row) in zip(found, expected, strict=True):
+        values = cells[-11:]  # the first two columns span rows
+        assert values[:2] == [arm, str(row["n"])]
+        share = row["decodable"]
+        assert values[2].split(maxsplit=1)[0] == percent(share["value"], share["n"])
+        assert percent_span(share["low"], share["high"], share["n"]) in values[2]
+        assert values[3].split()[0] == signed(row["signal"]["value"])
+        assert values[4].split()[0] == signed(row["default"]["value"])
+        if answered == "right":
+            assert values[5:] == [""] * 6
+            continue
+        for kind, text in zip(link.KINDS, cells[-6:-3], strict=True):
+            assert text.split()[0] == str(row["kinds"][kind]["count"])
+        for donor, text in zip(causes.DONORS, cells[-3:], strict=True):
+            one = row["repaired"][donor]
+            assert text == "–" if one["value"] is None else f"{one['count']} of {one['n']}" in text
+
+
+def test_profile_and_difference_tables_hold_the_numbers_of_the_results(run: RunDirectory, html: str) -> None:
+    results = run.read_json("results.json")
+    rows = rows_of(html, "competence")
+    assert [row[1] for row in rows] == ["4", "6", "all"] * 2
+    for row, (arm, setting) in zip(
+        rows, [(a, s) for a in ("base", "grpo") for s in ("n=4", "n=6", "all")], strict=True
+    ):
+        one = results["arms"][arm]["behaviour"]["profile"][setting]
+        assert row[2] == str(one["n_parsed"])
+        shares = [one["original"]["accuracy"], one["equivalent"]["accuracy"], one["robust"], one["shared_wrong"],
+                  one["unstable"], one["invariance"], one["strict_invariance"]]  # fmt: skip
+        for text, share in zip(row[3:10], shares, strict=True):
+            assert text.split()[0] == percent(share["value"], share["n"])
+    differences = {row[1]: row for row in rows_of(html, "differences-table")}
+    one = results["comparison"]["grpo"]["invariance"]
+    assert differences["invariance ι"][4].split()[0] == signed(100 * one["difference"], 1)
+
+
+def test_written_twice_it_is_the_same_and_leaves_matplotlib_alone(run: RunDirectory, html: str) -> None:
+    before = dict(matplotlib.rcParams)
+    matplotlib.rcParams["font.size"] = 31
+    try:
+        write(run)
+        assert matplotlib.rcParams["font.size"] == 31
+    finally:
+        matplotlib.rcParams.update({"font.size": before["font.size"]})
+    assert run.report.read_text() == html
+    assert not re.search(r"20\d\d-\d\d-\d\d", html)
+
+
+def test_the_pair_browser_shows_every_outcome_of_every_arm(run: RunDirectory) -> None:
+    source = read(run)
+    chosen = pairs(source)
+    assert len(chosen) == min(60, 48)
+    few = pairs(source, 12)
+    assert len(few) == 12 and {one.key for one in few} <= {one.key for one in chosen}
+    for number, arm in enumerate(source.arms):
+        table = source.of("attribution", arm)
+        shown = {one.arms[number].outcome for one in few}
+        assert shown == set(table["outcome"])
+    marked = [text for text, is_marked in chosen[0].prompts[0].messages[0].pieces if is_marked]
+    assert len(marked) == 1 and marked[0].startswith("Is ")
+
+
+def test_one_setting_and_no_adapter(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run", {"base": Made()}, params={"n": 4}, limit=12)
+    write(made)
+    html = made.report.read_text()
+    assert 'id="comparison"' not in html and 'href="#comparison"' not in html
+    assert [row[1] for row in rows_of(html, "competence")] == ["all"]
+    assert "one setting: nothing to adjust for" in html
+    assert Reader(html).open == []
+
+
+def test_a_constant_output_has_no_kappa_and_says_why(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run", {"base": Made(-9.0, 1.0)}, params={"n": [4, 6]}, limit=16)
+    write(made)
+    html = made.report.read_text()
+    kappas = [row[-1] for row in rows_of(html, "competence")]
+    assert kappas == ["–", "–", "– κ̄ –"]
+    assert 'title="all 32 parsed answers are no"' in html
+    assert "kappa is undefined at all 2 sizes" in html
+    # Nothing disagrees, so there is nothing to flip, and no repair was tried that could be shown as 0.
+    assert "there is nothing to flip" in html
+    said = {one.lead: one.text for one in findings(read(made))}
+    assert "base answers “no” to 100% of original and 100% of equivalent" in said["One answer to most prompts"]
+    assert "Patching moves it" not in said
+
+
+def test_answers_that_were_not_read(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run", {"base": Made(text=lambda _: "perhaps")}, params={"n": 4}, limit=12)
+    write(made)
+    html = made.report.read_text()
+    row = rows_of(html, "competence")[0]
+    assert row[2] == "0" and row[5:] == ["–", "–", "–", "–", "0% [0, 24]", "–"]
+    assert "none of 12 pairs has two parsed answers" in html
+    assert "24 of 24 answers could not be read and count as wrong." in html
+    assert {row[0].split()[0] for row in rows_of(html, "link-table")} == {"not"}
+
+
+def test_every_number_that_can_be_undefined_becomes_a_dash(run: RunDirectory) -> None:
+    """All of them are taken away at once; the page still stands, and shows neither None nor nan."""
+    source = read(run)
+    results = copy.deepcopy(source.results)
+    fields = ("auroc", "transfer_auroc", "p_max", "null_high_at_layer", "delta", "delta_low", "signal", "signal_low", "p",
+              "p_holm", "mean", "floor", "bias", "largest_difference")  # fmt: skip
+    for field in fields:
+        assert _remove(results, field), field
+    for one in results["comparison"]["grpo"].values():
+        one.update({key: None for key in ("before", "after", "difference", "low", "high") if key in one})
+    for found in results["arms"].values():
+        found["behaviour"]["profile"]["all"]["kappa"]["value"] = found["behaviour"]["kappa_bar"]["value"] = None
+        for curves in found["patching"]["curves"].values():
+            curves["random"] = {"flipped": None, "n": 0, "reason": "no disagreeing pair"}
+    html = page(replace(source, results=results))
+    assert not re.search(r"\b(None|nan|NaN)\b", re.sub(r"<[^>]+>", " ", html))
+    assert all(row[4].startswith("–") for row in rows_of(html, "differences-table"))
+
+
+def _remove(value: Any, field: str) -> int:
+    """Take every number of this name away; how many there were."""
+    count = 0
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key == field and isinstance(inner, (float, int)):
+                value[key] = None
+                count += 1
+            else:
+                count += _remove(inner, field)
+    elif isinstance(value, list):
+        count = sum(_remove(inner, field) for inner in value)
+    return count
+
+
+def test_sentences_appear_only_beyond_their_thresholds(run: RunDirectory) -> None:
+    source = read(run)
+    results = copy.deepcopy(source.results)
+    said = {(one.arm, one.lead) for one in findings(source)}
+    assert ("base", "Leans to “no”") in said and ("base", "Readable inside") in said
+    assert ("grpo", "grpo: readout") in said
+    # Intervals that include no difference silence the sentences that rest on them.
+    for found in results["arms"].values():
+        for kind in inside.PAIR:
+            found["probes"][kind]["p_max"] = 0.2
+            found["decomposition"][kind]["all"].update(delta_low=-1.0, delta_high=1.0)
+            found["ablation"]["sets"]["top"][kind]["change"].update(signal_low=-1.0, signal_high=1.0)
+    for one in results["comparison"]["grpo"].values():
+        one.update({key: -1.0 if key.endswith("low") else 1.0 for key in one if key.endswith(("low", "high"))})
+    left = {one.lead for one in findings(replace(source, results=results))}
+    assert left <= {"What it answers", "Its wrong answers", "Mind the answers", "Patching moves it",
+                    "Similar accuracies hide changes", "Competence falls with n", "Competence rises with n"}  # fmt: skip
+
+
+def test_the_last_layer_is_never_reported_as_patching_that_works(run: RunDirectory) -> None:
+    source = read(run)
+    last = source.layers - 1
+    for one in findings(source):
+        if one.lead == "Patching moves it":
+            assert f"at layer {last} " not in one.text
+    assert "by construction" in page(source)
+
+
+def test_more_agreement_with_less_accuracy_is_said_plainly(run: RunDirectory) -> None:
+    source = read(run)
+    results = copy.deepcopy(source.results)
+    sets = results["arms"]["base"]["ablation"]["sets"]
+    _set_share(sets["none"]["invariance"], 0.6, 0.5, 0.7)
+    _set_share(sets["top"]["invariance"], 0.9, 0.8, 1.0)
+    for kind in inside.PAIR:
+        _set_share(sets["none"][kind]["accuracy"], 0.8, 0.7, 0.9)
+        _set_share(sets["top"][kind]["accuracy"], 0.5, 0.4, 0.6)
+    said = trade_off(sets, strict=True)
+    assert "Invariance rises from 60% to 90% while accuracy on original prompts falls from 80% to 50%" in said
+    assert "more agreement, not more competence" in said
+    assert said.split(".")[0] in page(replace(source, results=results))
+    _set_share(sets["top"]["invariance"], 0.62, 0.5, 0.7)
+    assert trade_off(sets, strict=True) == ""
+    said = trade_off(sets, strict=False)
+    assert "with intervals that overlap" in said and "competence" not in said
+
+
+def _set_share(share: dict[str, Any], value: float, low: float, high: float) -> None:
+    share.update(value=value, low=low, high=high)
+
+
+def test_names_that_would_break_a_figure(tmp_path: Path) -> None:
+    """Adapters called like markup, like mathematics and in another script; settings that are words; many layers."""
+    arms = {"base": Made(), "a<b>&$\\frac$": Made(0.5), "改良_very-long-adapter-name-from-a-folder": Made(1.0)}
+    made = make_run(tmp_path / "run", arms, params={"relation": ["front_behind", "left_right"], "n": [4, 5]}, limit=8,
+                    heads=(2,) * 18 + (None,) * 2)  # fmt: skip
+    write(made)
+    html = made.report.read_text()
+    reader = Reader(html)
+    assert reader.open == []
+    texts = [data for tag, data in reader.texts if tag == "text"]
+    assert any("a<b>&$\\frac$" in text for text in texts)
+    assert len(html) < 5_000_000
