@@ -100,6 +100,7 @@ def _run(
             _find_causes(study, arm)
     for name in ARM_TABLES:
         _join(run, name, study.arms)
+    _clean(run, study.arms)
     tables = {name: run.table(name) for name in TABLES}
     results = headline(tables, study.arms, study.answers.labels, config)
     run.write_json("results.json", results)
@@ -107,7 +108,6 @@ def _run(
         from experiments.report import write as write_report
 
         write_report(run)
-    _clean(run, study.arms)
     return results
 
 
@@ -289,7 +289,7 @@ def _join(run: RunDirectory, name: str, arms: Sequence[str]) -> None:
 
 
 def _clean(run: RunDirectory, arms: Sequence[str]) -> None:
-    """Remove the tables of single arms once results and report are there."""
+    """Remove the tables of single arms, now that each is part of a joined one."""
     for name in ARM_TABLES:
         for arm in arms:
             (run.tables / f"{name}-{arm}.parquet").unlink(missing_ok=True)
