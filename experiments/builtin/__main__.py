@@ -36,6 +36,8 @@ def main() -> None:
         for part in ("base", "grpo"):
             shutil.rmtree(card.FOLDER / part, ignore_errors=True)
             shutil.copytree(made / part, card.FOLDER / part)
+            for file in (card.FOLDER / part).iterdir():
+                file.chmod(0o644)  # weights are saved readable by their owner alone
         card.write(_study(Path(scratch) / "run"), f"last on {chosen.device}")
     report(f"written to {card.FOLDER}")
 
