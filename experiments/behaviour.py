@@ -85,7 +85,8 @@ def table(run: RunDirectory, family: Family, asked: Sequence[Row], arms: Sequenc
         ]
         grades = [family.grade(one, row.presentation) for one, row in zip(parsed, asked, strict=True)]
         part = base.assign(
-            text=[record["text"] for record in records],
+            # A table is UTF-8; half a character from a cut token sequence is not.
+            text=[record["text"].encode("utf-8", "backslashreplace").decode() for record in records],
             finish_reason=[record["finish_reason"] for record in records],
             n_prompt_tokens=[record["n_prompt_tokens"] for record in records],
             n_tokens=[record["n_tokens"] for record in records],

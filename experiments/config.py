@@ -131,8 +131,10 @@ def settings(config: Config, family: Family) -> list[Setting]:
     found = []
     for values in itertools.product(*axes.values()):
         point = dict(zip(axes, values, strict=True))
-        label = ", ".join(f"{key}={value}" for key, value in point.items()) or "all"
-        found.append(Setting(label, family.validate({**fixed, **point})))
+        params = family.validate({**fixed, **point})
+        # Without a sweep the one setting goes by the family's first parameter, its size.
+        named = point or {name: params[name] for name in list(known)[:1]}
+        found.append(Setting(", ".join(f"{key}={value}" for key, value in named.items()), params))
     return found
 
 

@@ -210,8 +210,10 @@ def decomposition_table(table: pd.DataFrame, labels: Sequence[str], config: Conf
     from probes.decompose import decompose
 
     records = []
+    # With one setting, "all" says everything.
+    several = table["setting"].nunique() > 1
     for kind, shown in table.groupby("presentation", sort=False):
-        for setting, part in [("all", shown), *shown.groupby("setting", sort=False)]:
+        for setting, part in [("all", shown), *(shown.groupby("setting", sort=False) if several else ())]:
             gold = (part["gold"] == labels[0]).to_numpy().astype(int)
             one = decompose(
                 part["difference"].to_numpy(),
@@ -230,9 +232,7 @@ def decomposition_table(table: pd.DataFrame, labels: Sequence[str], config: Conf
                     "reason": one.reason,
                 }
             )
-    table = pd.DataFrame(records)
-    # A run with one setting would show the same numbers twice.
-    return table if table["setting"].nunique() > 2 else table[table["setting"] == "all"].reset_index(drop=True)
+    return pd.DataFrame(records)
 
 
 def unembedder(model: Model, answers: AnswerTokens) -> Callable[[np.ndarray], Any]:

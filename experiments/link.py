@@ -6,7 +6,8 @@ For every prompt of a pair three measurements are put beside the outcome:
 * *signal*: the readout without the presentation's default, (readout − δ), counted toward the gold answer;
 * *default*: δ counted toward the gold answer; negative when the standing pull speaks against it.
 
-A wrong answer is then one of three kinds. ``overridden``: readable, and the instance's signal points to the gold answer,
+A wrong answer is then one of four kinds. ``text``: the readout was right and the text was not, because it could not be
+read or says something else; what was measured does not explain it. Otherwise ``overridden``: readable, and the instance's signal points to the gold answer,
 so the default decided. ``unused``: readable, but the signal points away. ``unreadable``: the probe does not find it. The
 kinds describe what was measured at one position with linear probes; other information may exist elsewhere.
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 ROW = ["setting", "key", "presentation"]
 OUTCOMES = ("R", "D", "U", "N")
-KINDS = ("overridden", "unused", "unreadable")
+KINDS = ("overridden", "unused", "unreadable", "text")
 
 
 def attribution(
@@ -71,8 +72,13 @@ def attribution(
     table["readout_correct"] = table["difference"].to_numpy() * sign > 0
     table["kind"] = pd.array(
         np.select(
-            [table["correct"], ~table["decodable"].astype(bool), table["signal"] > 0],
-            ["right", "unreadable", "overridden"],
+            [
+                table["correct"],
+                table["readout_correct"],
+                ~table["decodable"].astype(bool),
+                table["signal"] > 0,
+            ],
+            ["right", "text", "unreadable", "overridden"],
             default="unused",
         ),
         dtype="string",

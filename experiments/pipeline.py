@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 
 ARM_TABLES = ("readout", "probes", "probe_rows", "lens", "decomposition", "patch", "heads", "ablate", "attribution")
 TABLES = ("behaviour", *ARM_TABLES)
+VERSIONED = (
+    "pairlens", "torch", "transformers", "peft", "tokenizers", "numpy", "scipy", "scikit-learn", "statsmodels", "pandas",
+    "h5py", "matplotlib",
+)  # fmt: skip
 SPARE_BYTES = 50 * 2**20  # tables, items and report of a run, beside its activations
 
 
@@ -174,6 +178,7 @@ def _remember_environment(run: RunDirectory, model: Model, config: Config) -> No
         name,
         {
             "model": model.identity,
+            "versions": _versions(),
             "python": sys.version.split()[0],
             "platform": platform.platform(),
             "processor": platform.processor() or platform.machine(),
@@ -304,6 +309,19 @@ def _gated(results: dict[str, Any], config: Config) -> dict[str, Any]:
                 f"{config.max_unparsed}): look at responses.jsonl; raise max_tokens or max_unparsed"
             )
     return results
+
+
+def _versions() -> dict[str, str | None]:
+    """Versions of this package and of the libraries whose code makes the numbers."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str | None] = {}
+    for name in VERSIONED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # run from a checkout that was never installed
+            found[name] = None
+    return found
 
 
 def _threads() -> int:

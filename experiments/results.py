@@ -113,10 +113,15 @@ def probes(table: pd.DataFrame, config: Config) -> dict[str, Any]:
 
 
 def patching(table: pd.DataFrame, config: Config) -> dict[str, Any]:
-    """Share of disagreeing pairs whose readout flips to the donor's, by recipient, donor and layer, with the checks."""
-    from patching.effects import share_flipped
+    """Patching by recipient, donor and layer, with the checks.
 
-    found: dict[str, Any] = {"curves": {}, **cost(table)}
+    ``curves``: of the disagreeing pairs, how often the readout flips to the matched donor's, and how far it moves toward
+    it. ``agreeing``: of the pairs that agree, how often the readout changes its answer at all.
+    """
+    from patching.effects import mean_interval, share_flipped, signed_effect
+
+    layers = sorted(int(layer) for layer in table["layer"].unique())
+    found: dict[str, Any] = {"layers": layers, "curves": {}, "agreeing": agreeing(table), **cost(table)}
     for kind in PAIR:
         part = table[(table["presentation"] == kind) & (table["pair"] == "disagreeing")]
         curves: dict[str, dict[str, Any]] = {}
@@ -127,14 +132,45 @@ def patching(table: pd.DataFrame, config: Config) -> dict[str, Any]:
                 continue
             flipped, n = share_flipped(wide.values, wide.unpatched, wide.donor)
             shares = [share(round(float(value) * n), n) for value in flipped]
+            toward = np.where(wide.donor > 0, 1, -1)
+            moved = mean_interval(
+                signed_effect(wide.values, wide.unpatched, toward), seed=config.seed, resamples=config.resamples
+            )
             curves[donor] = {
                 "flipped": [one.value for one in shares],
                 "low": [one.low for one in shares],
                 "high": [one.high for one in shares],
+                "effect": moved.mean.tolist(),
+                "effect_low": moved.low.tolist(),
+                "effect_high": moved.high.tolist(),
                 "n": n,
-                "method": "share of recipients whose readout takes the matched donor's sign, Wilson 95%",
+                "method": "share of recipients whose readout takes the matched donor's sign, Wilson 95%; effect in "
+                f"logits toward the matched donor's answer, bootstrap over pairs ({config.resamples} resamples)",
             }
         found["curves"][kind] = curves
+    return found
+
+
+def agreeing(table: pd.DataFrame) -> dict[str, Any]:
+    """Of the pairs whose readouts agree: how often a donor's residual changes the answer, by recipient and layer."""
+    found: dict[str, Any] = {}
+    for kind in PAIR:
+        part = table[(table["presentation"] == kind) & (table["pair"] == "agreeing")]
+        found[kind] = {}
+        for donor in DONORS:
+            wide = wide_by_layer(part[part["donor"] == donor])
+            if wide is None:
+                found[kind][donor] = {"changed": None, "n": 0, "reason": "no agreeing pair"}
+                continue
+            changed = (np.sign(wide.values) != np.sign(wide.unpatched)[:, None]).sum(axis=0)
+            shares = [share(int(count), len(wide.values)) for count in changed]
+            found[kind][donor] = {
+                "changed": [one.value for one in shares],
+                "low": [one.low for one in shares],
+                "high": [one.high for one in shares],
+                "n": len(wide.values),
+                "method": "share of recipients whose readout changes its sign, Wilson 95%",
+            }
     return found
 
 

@@ -25,10 +25,12 @@ import pytest
 from experiments import behaviour, causes, inside, items, link
 from experiments.config import Config, resolved, settings
 from experiments.report import write
+from experiments.report.drawing import KIND_COLOURS
 from experiments.report.findings import findings, trade_off
 from experiments.report.page import page
 from experiments.report.pairs import pairs
 from experiments.report.source import read
+from experiments.report.tables import link as link_table
 from experiments.report.text import clean, percent, percent_span, shortened, signed
 from experiments.results import headline
 from experiments.rundir import RunDirectory, append_lines, opened
@@ -131,7 +133,7 @@ def _tables(
         "probes": by_layer,
         "probe_rows": by_row,
         "lens": _lens(table, layers, config),
-        "decomposition": inside.decomposition_table(table, LABELS, config).drop_duplicates(["presentation", "setting"]),
+        "decomposition": inside.decomposition_table(table, LABELS, config),
         "patch": patch,
         "heads": ranked,
         "ablate": causes.ablate_table(data, ranked, lambda _: None),
@@ -160,9 +162,10 @@ def _attribution(tables: Mapping[str, pd.DataFrame], arm: str, config: Config) -
 def _environment(arms: Mapping[str, Made]) -> dict[str, Any]:
     model = {
         "name": "org/made-up <b>", "weights": "a" * 64, "adapters": {arm: {"rank": 8} for arm in list(arms)[1:]},
-        "template": "b" * 64, "dtype": "float32", "device": "cpu", "attention": "sdpa", "versions": {"torch": "2.13.0"},
+        "template": "b" * 64, "dtype": "float32", "device": "cpu", "attention": "sdpa", "versions": {"torch": "0.1-of-model"},
     }  # fmt: skip
-    return {"model": model, "python": "3.11.7", "platform": "Linux", "processor": "x86_64", "threads": 1, "git": None,
+    versions = {"pairlens": None, "torch": "2.13.0", "numpy": "2.4.6"}
+    return {"model": model, "versions": versions, "python": "3.11.7", "platform": "Linux", "processor": "x86_64", "threads": 1, "git": None,
             "seed": 1, "command": ["probe", "run", "--out", "a b"]}  # fmt: skip
 
 
@@ -323,7 +326,7 @@ def test_the_link_table_holds_the_numbers_of_the_results(run: RunDirectory, html
     ]
     assert len(found) == len(expected) >= 6
     for cells, (_, answered, arm, row) in zip(found, expected, strict=True):
-        values = cells[-11:]  # the first two columns span rows
+        values = cells[-12:]  # the first two columns span rows
         assert values[:2] == [arm, str(row["n"])]
         share = row["decodable"]
         assert values[2].split(maxsplit=1)[0] == percent(share["value"], share["n"])
@@ -331,9 +334,9 @@ def test_the_link_table_holds_the_numbers_of_the_results(run: RunDirectory, html
         assert values[3].split()[0] == signed(row["signal"]["value"])
         assert values[4].split()[0] == signed(row["default"]["value"])
         if answered == "right":
-            assert values[5:] == [""] * 6
+            assert values[5:] == [""] * 7
             continue
-        for kind, text in zip(link.KINDS, cells[-6:-3], strict=True):
+        for kind, text in zip(link.KINDS, cells[-7:-3], strict=True):
             assert text.split()[0] == str(row["kinds"][kind]["count"])
         for donor, text in zip(causes.DONORS, cells[-3:], strict=True):
             one = row["repaired"][donor]
@@ -389,7 +392,8 @@ def test_one_setting_and_no_adapter(tmp_path: Path) -> None:
     write(made)
     html = made.report.read_text()
     assert 'id="comparison"' not in html and 'href="#comparison"' not in html
-    assert [row[1] for row in rows_of(html, "competence")] == ["all"]
+    assert [row[1] for row in rows_of(html, "competence")] == ["4"]
+    assert set(made.table("decomposition")["setting"]) == {"all"}
     assert "one setting: nothing to adjust for" in html
     assert Reader(html).open == []
 
@@ -418,6 +422,13 @@ def test_answers_that_were_not_read(tmp_path: Path) -> None:
     assert "none of 12 pairs has two parsed answers" in html
     assert "24 of 24 answers could not be read and count as wrong." in html
     assert {row[0].split()[0] for row in rows_of(html, "link-table")} == {"not"}
+    # The readouts were often right, which an explanation by what was measured has to leave out.
+    link_row = made.read_json("results.json")["arms"]["base"]["link"][0]
+    count = link_row["kinds"]["text"]["count"]
+    assert 0 < count < link_row["n"] == 24 and sum(one["count"] for one in link_row["kinds"].values()) == 24
+    said = {one.lead: one.text for one in findings(read(made))}["Its wrong answers"]
+    assert f"{count} were a matter of the text" in said and said.startswith("Of the 24 wrong answers of base, ")
+    assert KIND_COLOURS["text"] in html and set(KIND_COLOURS) == set(link.KINDS)
 
 
 def test_every_number_that_can_be_undefined_becomes_a_dash(run: RunDirectory) -> None:
@@ -434,6 +445,8 @@ def test_every_number_that_can_be_undefined_becomes_a_dash(run: RunDirectory) ->
         found["behaviour"]["profile"]["all"]["kappa"]["value"] = found["behaviour"]["kappa_bar"]["value"] = None
         for curves in found["patching"]["curves"].values():
             curves["random"] = {"flipped": None, "n": 0, "reason": "no disagreeing pair"}
+        for curves in found["patching"]["agreeing"].values():
+            curves["unrelated"] = {"changed": None, "n": 0, "reason": "no agreeing pair"}
     html = page(replace(source, results=results))
     assert not re.search(r"\b(None|nan|NaN)\b", re.sub(r"<[^>]+>", " ", html))
     assert all(row[4].startswith("–") for row in rows_of(html, "differences-table"))
@@ -482,6 +495,68 @@ def test_the_last_layer_is_never_reported_as_patching_that_works(run: RunDirecto
     assert "by construction" in page(source)
 
 
+def test_the_caption_says_where_repair_was_judged(run: RunDirectory) -> None:
+    source = read(run)
+    results = copy.deepcopy(source.results)
+    base, grpo = (results["arms"][arm] for arm in ("base", "grpo"))
+    for row in base["link"] + grpo["link"]:
+        row["patch_layer"] = {"original": 2, "equivalent": 1}
+    # The layer comes from the donor's probes: into original prompts from the equivalent ones.
+    base["probes"]["equivalent"]["first_layer"], base["probes"]["original"]["first_layer"] = 2, 3
+    grpo["probes"]["equivalent"]["first_layer"], grpo["probes"]["original"]["first_layer"] = 2, 1
+    caption = link_table(replace(source, results=results)).caption
+    assert (
+        "base 2 into original and 1* into equivalent; grpo 2 into original and 1 into equivalent (*: no la" in caption
+    )
+    base["probes"]["original"]["first_layer"] = 1
+    assert "*" not in link_table(replace(source, results=results)).caption
+
+
+def test_patching_is_drawn_and_told_by_the_layers_of_the_results(run: RunDirectory) -> None:
+    """Only some layers were patched: places in the curves are not layers."""
+    source = read(run)
+    results = copy.deepcopy(source.results)
+    for found in results["arms"].values():
+        found["patching"]["layers"] = [0, 2, 3]
+        for curves in found["patching"]["curves"].values():
+            for donor, one in curves.items():
+                flipped = [0.1, 0.9, 1.0] if donor == "matched" else [0.1, 0.2, 0.2]
+                one.update(flipped=flipped, low=[x - 0.1 for x in flipped], high=[min(1, x + 0.1) for x in flipped])
+                one.update(effect=flipped, effect_low=one["low"], effect_high=one["high"])
+        for curves in found["patching"]["agreeing"].values():
+            for one in curves.values():
+                one.update({name: [0.1, 0.2, 0.3] for name in ("changed", "low", "high")})
+    changed = replace(source, results=results)
+    said = [one.text for one in findings(changed) if one.lead == "Patching moves it"]
+    assert len(said) == 2 and all(text.count("at layer 2 (") == 2 and "at layer 1 " not in text for text in said)
+    assert page(changed) != page(source)
+
+
+def test_patching_shows_effects_and_the_agreeing_pairs(run: RunDirectory, html: str) -> None:
+    assert "flips about half of these pairs, so a flip alone is not restoration" in html
+    ids = [attrs["id"] for _, attrs in Reader(html).tags if "id" in attrs]
+    for arm, kind in ((arm, kind) for arm in (0, 1) for kind in inside.PAIR):
+        assert f"patching-{arm}-{kind}-axes_2" in ids and f"agreeing-{arm}-{kind}-axes_1" in ids
+    source = read(run)
+    found = source.arm("base")["patching"]["agreeing"]["original"]["matched"]
+    assert f"base: equivalent → original (n = {found['n']})" in html
+
+
+def test_a_random_direction_does_not_flatten_the_effects(run: RunDirectory) -> None:
+    source = read(run)
+    assert "beyond the axis" not in page(source)
+    results = copy.deepcopy(source.results)
+    results["arms"]["base"]["patching"]["curves"]["original"]["random"]["effect"] = [40.0, -30.0, 0.0, 1.0]
+    html = page(replace(source, results=results))
+    assert html.count("random direction, beyond the axis: −30.00 to +40.00") == 1
+
+
+def test_the_versions_are_those_of_the_environment(html: str) -> None:
+    rows = dict(re.findall(r"<tr><td>(pairlens|torch|numpy)</td><td>([^<]*)</td></tr>", html))
+    assert rows == {"pairlens": "not installed", "torch": "2.13.0", "numpy": "2.4.6"}
+    assert "0.1-of-model" not in html
+
+
 def test_more_agreement_with_less_accuracy_is_said_plainly(run: RunDirectory) -> None:
     source = read(run)
     results = copy.deepcopy(source.results)
@@ -509,7 +584,7 @@ def test_names_that_would_break_a_figure(tmp_path: Path) -> None:
     """Adapters called like markup, like mathematics and in another script; settings that are words; many layers."""
     arms = {"base": Made(), "a<b>&$\\frac$": Made(0.5), "改良_very-long-adapter-name-from-a-folder": Made(1.0)}
     made = make_run(tmp_path / "run", arms, params={"relation": ["front_behind", "left_right"], "n": [4, 5]}, limit=8,
-                    heads=(2,) * 18 + (None,) * 2)  # fmt: skip
+                    heads=(2,) * 7 + (None,) * 2)  # fmt: skip
     write(made)
     html = made.report.read_text()
     reader = Reader(html)

@@ -178,6 +178,17 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path: Path) -> None:
     assert "the same command goes on" in said and "Traceback" not in said
 
 
+def test_one_setting_and_more_presentations(tmp_path: Path) -> None:
+    kinds = "original,equivalent,reshuffled,rewritten"
+    out = tmp_path / "run"
+    result = probe(*SMALL, "--set", "n=4", "--set", f"presentations={kinds}", "--limit", "16", "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    base = json.loads((out / "results.json").read_text())["arms"]["base"]
+    assert list(base["behaviour"]["profile"]) == ["n=4", "all"]
+    assert list(base["decomposition"]) == kinds.split(",")
+    assert len((out / "responses.jsonl").read_text().splitlines()) == 16 * 4 * 2
+
+
 def test_words_the_built_in_model_does_not_know_are_refused(tmp_path: Path) -> None:
     result = probe("run", "--set", "names=census", "--limit", "8", "--out", str(tmp_path / "run"))
     assert result.returncode == 1
