@@ -7,9 +7,10 @@ For every prompt of a pair three measurements are put beside the outcome:
 * *default*: δ counted toward the gold answer; negative when the standing pull speaks against it.
 
 A wrong answer is then one of four kinds. ``text``: the readout was right and the text was not, because it could not be
-read or says something else; what was measured does not explain it. Otherwise ``overridden``: readable, and the instance's signal points to the gold answer,
-so the default decided. ``unused``: readable, but the signal points away. ``unreadable``: the probe does not find it. The
-kinds describe what was measured at one position with linear probes; other information may exist elsewhere.
+read or says something else; what was measured does not explain it. ``overridden``: readable, and the instance's signal
+points to the gold answer, so the default decided. ``unused``: readable, but the signal points away. ``unreadable``: the
+probe does not find it. The kinds describe what was measured at one position with linear probes; other information may
+exist elsewhere.
 
 *Repaired* says whether the other presentation's residual turned the wrong readout right, at the first layer where the
 donor presentation's probe reaches the threshold (the best layer where none does); the same for an unrelated instance's

@@ -238,9 +238,10 @@ def _patched(source: Source, arm: str) -> Finding | None:
         if not gaps:
             continue
         n, place = matched["n"], max(gaps, key=lambda one: gaps[one])
+        layer = found["layers"][place]
         shares = [percent(curve["flipped"][place], n) for curve in (matched, *controls)]
         parts.append(
-            f"Put into {kind} prompts at layer {found['layers'][place]} (where it does most beyond the controls), the residual of the "
+            f"Put into {kind} prompts at layer {layer} (where it does most beyond the controls), the residual of the "
             f"pair's {OTHER[kind]} prompt turns {shares[0]} of {n} disagreeing answers; an unrelated problem's turns "
             f"{shares[1]}, a random direction {shares[2]}."
         )

@@ -33,7 +33,7 @@ DRAWN = 3000  # cells up to this number are drawn as shapes, more as one image
 
 
 def patching(source: Source) -> Figure | None:
-    """Share flipped and mean effect by layer and donor, a panel for each arm and direction; None where no pair disagrees."""
+    """Share flipped and mean effect by layer and donor, a panel an arm and direction; None where no pair disagrees."""
     panels = []
     for number, arm in enumerate(source.arms):
         found = source.arm(arm)["patching"]
@@ -105,9 +105,10 @@ def agreeing(source: Source) -> Figure | None:
     return Figure(
         "agreeing",
         tuple(panels),
-        "The same in pairs whose two readouts agree: the share of recipients whose readout changes its sign, with 95% "
-        "Wilson intervals; n is their number. There is nothing to restore here, so every change is a disturbance, or the "
-        "answer of an unrelated instance. At the last layer (shaded) the matched donor changes nothing by construction.",
+        "The same replacement in pairs whose two readouts agree: the share of recipients whose readout changes its sign, "
+        "with 95% Wilson intervals; n is their number. There is nothing to restore here, so every change is a "
+        "disturbance, or the answer of an unrelated instance. At the last layer (shaded) the matched donor changes "
+        "nothing by construction.",
         _keys(source),
     )
 

@@ -112,7 +112,8 @@ def bias(source: Source) -> Table:
 
 def _settings(source: Source, arm: str) -> Iterator[tuple[str, dict[str, Any], bool]]:
     if len(source.settings) == 1:
-        yield source.tick(source.settings[0]), source.profile(arm, source.settings[0]), False
+        # "all" holds the same numbers, and no adjustment over settings.
+        yield source.tick(source.settings[0]), source.profile(arm), False
         return
     for setting in source.settings:
         yield source.tick(setting), source.profile(arm, setting), False

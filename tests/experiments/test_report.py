@@ -162,11 +162,11 @@ def _attribution(tables: Mapping[str, pd.DataFrame], arm: str, config: Config) -
 def _environment(arms: Mapping[str, Made]) -> dict[str, Any]:
     model = {
         "name": "org/made-up <b>", "weights": "a" * 64, "adapters": {arm: {"rank": 8} for arm in list(arms)[1:]},
-        "template": "b" * 64, "dtype": "float32", "device": "cpu", "attention": "sdpa", "versions": {"torch": "0.1-of-model"},
+        "template": "b" * 64, "dtype": "float32", "device": "cpu", "attention": "sdpa", "versions": {"torch": "of-model"},
     }  # fmt: skip
     versions = {"pairlens": None, "torch": "2.13.0", "numpy": "2.4.6"}
-    return {"model": model, "versions": versions, "python": "3.11.7", "platform": "Linux", "processor": "x86_64", "threads": 1, "git": None,
-            "seed": 1, "command": ["probe", "run", "--out", "a b"]}  # fmt: skip
+    return {"model": model, "versions": versions, "python": "3.11.7", "platform": "Linux", "processor": "x86_64",
+            "threads": 1, "git": None, "seed": 1, "command": ["probe", "run", "--out", "a b"]}  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -407,7 +407,8 @@ def test_a_constant_output_has_no_kappa_and_says_why(tmp_path: Path) -> None:
     assert 'title="all 32 parsed answers are no"' in html
     assert "kappa is undefined at all 2 sizes" in html
     # Nothing disagrees, so there is nothing to flip, and no repair was tried that could be shown as 0.
-    assert "there is nothing to flip" in html
+    assert "there is nothing to flip" in html and 'id="figure-patching"' not in html
+    assert 'id="figure-agreeing"' in html
     said = {one.lead: one.text for one in findings(read(made))}
     assert "base answers “no” to 100% of original and 100% of equivalent" in said["One answer to most prompts"]
     assert "Patching moves it" not in said
@@ -554,7 +555,7 @@ def test_a_random_direction_does_not_flatten_the_effects(run: RunDirectory) -> N
 def test_the_versions_are_those_of_the_environment(html: str) -> None:
     rows = dict(re.findall(r"<tr><td>(pairlens|torch|numpy)</td><td>([^<]*)</td></tr>", html))
     assert rows == {"pairlens": "not installed", "torch": "2.13.0", "numpy": "2.4.6"}
-    assert "0.1-of-model" not in html
+    assert "of-model" not in html
 
 
 def test_more_agreement_with_less_accuracy_is_said_plainly(run: RunDirectory) -> None:
