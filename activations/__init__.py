@@ -17,7 +17,7 @@ or merged, and adapters are switched in place on one loaded base (``adapters.py`
 equals single, lens at the last layer equals the logits, hooks change nothing (``checks.py``).
 
 Names are imported on first use, so that ``import activations`` does not import torch. Two functions have the name of
-their module and are imported from there: ``from activations.capture import capture``, ``from activations.generate
+their module and are imported from there: ``from activations.capturing import capture``, ``from activations.generate
 import generate``.
 """
 
@@ -30,18 +30,20 @@ _HOME = {
     "ActivationStore": "store",
     "AnswerTokens": "readout",
     "Check": "checks",
-    "Generated": "generate",
+    "Generated": "generation",
     "Model": "model",
     "ModelError": "errors",
-    "Plan": "capture",
+    "Plan": "capturing",
     "Prompt": "prompts",
     "Readout": "readout",
     "StoreError": "errors",
     "Structure": "structure",
     "answer_tokens": "readout",
     "batches": "batching",
+    "capture": "capturing",
     "check": "checks",
     "from_modules": "model",
+    "generate": "generation",
     "load": "model",
     "pad": "batching",
     "read": "readout",

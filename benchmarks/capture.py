@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from activations.batching import batches, forward_arguments, pad
-from activations.capture import Plan, backbone, capture
+from activations.capturing import Plan, backbone, capture
 from activations.model import Model
 from activations.prompts import Prompt
 from activations.readout import AnswerTokens

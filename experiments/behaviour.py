@@ -43,7 +43,7 @@ def ask(
         done: told the number of rows just finished.
     """
     from activations.batching import batches
-    from activations.generate import generate
+    from activations.generation import generate
 
     have = {_identity(record) for record in responses(run)}
     for batch in batches([len(prompt.ids) for prompt in prompts], batch_tokens):

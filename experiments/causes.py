@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from activations.store import ActivationStore
     from experiments.config import Config
     from experiments.rundir import RunDirectory
-    from patching.sweep import SweepResult
+    from patching.sweeping import SweepResult
 
 DONORS = ("matched", "unrelated", "random")
 CHUNK = 64  # recipients in one sweep: a kill loses one chunk, and each chunk pays for its own check
@@ -238,7 +238,7 @@ def _both_ways(arm: Arm, pairs: Sequence[tuple[int, int, bool]]) -> list[Transfe
 
 
 def _sweep(arm: Arm, chunk: Sequence[Transfer], cells: Any, donors: Any, *, share: int) -> SweepResult:
-    from patching.sweep import sweep
+    from patching.sweeping import sweep
 
     return sweep(
         arm.model,
@@ -273,6 +273,7 @@ def _cost(result: SweepResult) -> dict[str, Any]:
         "forward_passes": result.forward_passes,
         "checked": result.checked,
         "check_max_abs": result.check_max_abs,
+        "check_bound": result.check_bound,
     }
 
 

@@ -22,7 +22,7 @@ from experiments.items import Row, frame
 if TYPE_CHECKING:
     import pandas as pd
 
-    from activations.capture import Plan
+    from activations.capturing import Plan
     from activations.model import Model
     from activations.prompts import Prompt
     from activations.readout import AnswerTokens
@@ -37,7 +37,7 @@ LENS_BOUND = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-2}
 
 def plan(model: Model, config: Config) -> Plan:
     """What a run captures: ``resid_post`` of all layers, and ``z`` where a layer has heads."""
-    from activations.capture import Plan
+    from activations.capturing import Plan
 
     return Plan(sites=SITES, dtype=config.store_dtype, batch_tokens=config.batch_tokens)
 
@@ -52,7 +52,7 @@ def capture(
     done: Callable[[int], None],
 ) -> ActivationStore:
     """Fill the activation store of the model as it is now; shards that are there already are kept."""
-    from activations.capture import capture as run_capture
+    from activations.capturing import capture as run_capture
 
     index = [(row.matched.instance.key, row.presentation.kind) for row in asked]
     stored = 0

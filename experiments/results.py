@@ -182,6 +182,7 @@ def cost(table: pd.DataFrame) -> dict[str, Any]:
         "forward_passes_per_item": float(sweeps["forward_passes"].mean()),
         "cells_checked": int(sweeps["checked"].sum()),
         "largest_difference": float(sweeps["check_max_abs"].max()),
+        "bound": float(sweeps["check_bound"].min()),
     }
 
 

@@ -25,13 +25,11 @@ Names are imported on first use, so that ``import patching`` does not import tor
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from patching.sweep import sweep as sweep
+    from patching.sweeping import sweep as sweep
 
 _HOME = {
     "Cell": "edits",
@@ -41,11 +39,11 @@ _HOME = {
     "PatchError": "edits",
     "Restoration": "effects",
     "SweepPlan": "plan",
-    "SweepResult": "sweep",
+    "SweepResult": "sweeping",
     "control_donors": "controls",
     "derangement": "controls",
     "donor_from_store": "donors",
-    "full_forward": "sweep",
+    "full_forward": "sweeping",
     "head_cells": "edits",
     "head_map": "edits",
     "head_set_cell": "effects",
@@ -59,7 +57,7 @@ _HOME = {
     "share_flipped": "effects",
     "sign_flip_p": "effects",
     "signed_effect": "effects",
-    "sweep": "sweep",
+    "sweep": "sweeping",
     "sweep_plan": "plan",
     "unrelated_donor": "controls",
     "with_source": "edits",
@@ -76,16 +74,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Room(ModuleType):
-    """``patching.sweep`` names a function and the module that holds it. The function wins, whichever comes first.
-
-    Without this, importing the module anywhere would replace the function on the package.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, getattr(value, name) if name in _HOME and isinstance(value, ModuleType) else value)
-
-
-sys.modules[__name__].__class__ = _Room

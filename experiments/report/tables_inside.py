@@ -81,6 +81,7 @@ def sweeps(source: Source) -> Table:
                         undefined("no cell was checked")
                         if one["largest_difference"] is None
                         else Cell(f"{one['largest_difference']:.1e}".replace("-", "−"), title="logits"),
+                        Cell(f"{one['bound']:.1e}".replace("-", "−"), title="logits"),
                     ),
                     starts=number == 0,
                 )
@@ -88,7 +89,7 @@ def sweeps(source: Source) -> Table:
     return Table(
         "sweeps",
         "Cost is in units of one plain forward pass of the prompt, for all cells of an item together. Checked cells were "
-        "computed again by plain forward passes; the largest difference is in logits.",
+        "computed again by plain forward passes; differences are in logits, and what is allowed is 1e-4 of the largest logit.",
         (
             (
                 Head("arm", label=True),
@@ -97,6 +98,7 @@ def sweeps(source: Source) -> Table:
                 Head("forward passes an item"),
                 Head("cells checked"),
                 Head("largest difference"),
+                Head("allowed"),
             ),
         ),
         tuple(rows),

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from activations.batching import batches, forward_arguments, pad
-from activations.capture import Plan, backbone, capture, tapped
+from activations.capturing import Plan, backbone, capture, tapped
 from activations.errors import ModelError, StoreError
 from activations.model import Model, from_modules
 from activations.prompts import Prompt
@@ -253,7 +253,7 @@ def test_stopped_run_resumes_to_the_same_bytes(model: Model, tmp_path: Path, sto
 CHILD = """
 import sys, time
 from pathlib import Path
-from activations import capture as c, model as m, store as s
+from activations import capturing as c, model as m, store as s
 from tests import tiny_models as tiny
 model = m.from_modules(*tiny.tiny_llama())
 made = model.encode(tiny.MESSAGES)
@@ -479,7 +479,7 @@ def test_memory_stays_flat(model: Model, tmp_path: Path, monkeypatch: pytest.Mon
     """Of the buffers of 60 batches at most three are alive: running, waiting, being written."""
     import weakref
 
-    from activations import capture as room
+    from activations import capturing as room
 
     alive: list[Any] = []
     peak: list[int] = []

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from activations.errors import ModelError
-from activations.generate import Generated, end_tokens, generate
+from activations.generation import Generated, end_tokens, generate
 from activations.model import Model, from_modules
 from activations.prompts import Prompt
 from tests import tiny_models as tiny

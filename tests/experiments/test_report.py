@@ -187,6 +187,7 @@ def _edits_without_a_model() -> Iterator[None]:
         return SimpleNamespace(
             difference=np.stack(columns, axis=1), unpatched=own, engine="branch", forward_passes=1.5, checked=4,
             check_max_abs=1e-6,
+            check_bound=1e-4,
         )  # fmt: skip
 
     patcher = pytest.MonkeyPatch()

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from activations.capture import Plan, capture
-from activations.generate import generate
+from activations.capturing import Plan, capture
+from activations.generation import generate
 from activations.model import Model, load
 from activations.readout import answer_tokens, read
 from patching.edits import Cell, Edit, head_cells, head_map
-from patching.sweep import sweep
+from patching.sweeping import sweep
 from tasks.ordering import Ordering
 
 pytestmark = [

@@ -22,7 +22,7 @@ def test_every_name_is_where_it_is_said_to_be():
 
 
 @pytest.mark.parametrize(
-    "first", ["from patching import sweep", "import patching.sweep", "from patching.sweep import SweepResult"]
+    "first", ["from patching import sweep", "import patching.sweeping", "from patching.sweeping import SweepResult"]
 )
 def test_sweep_is_the_function_whichever_import_comes_first(first):
     code = f"{first}; from patching import sweep; import patching; print(sweep is patching.sweep, sweep)"
