@@ -89,7 +89,7 @@ def sweeps(source: Source) -> Table:
     return Table(
         "sweeps",
         "Cost is in units of one plain forward pass of the prompt, for all cells of an item together. Checked cells were "
-        "computed again by plain forward passes; differences are in logits, and what is allowed is 1e-4 of the largest logit.",
+        "computed again by plain forward passes; differences are in logits, 1e-4 of the largest logit is allowed.",
         (
             (
                 Head("arm", label=True),
