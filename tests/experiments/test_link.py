@@ -83,7 +83,7 @@ def test_every_kind_of_failure(tables) -> None:
     # Gold is no: the default of -1 speaks for it, the instance's +1.5 against it.
     assert (wrong["kind"], wrong["signal"], wrong["default"]) == ("unreadable", -1.5, 1.0)
     unread = one(table, "unread", "original")
-    assert (unread["outcome"], unread["correct"], unread["kind"]) == ("N", False, "overridden")
+    assert (unread["outcome"], unread["correct"], unread["kind"]) == ("N", False, "text")
 
 
 def test_repair_is_judged_at_the_donors_first_readable_layer_and_never_at_the_last(tables) -> None:
