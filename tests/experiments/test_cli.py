@@ -91,6 +91,12 @@ def test_show_and_validate() -> None:
     assert all(one["ok"] for one in json.loads(probe("validate", "ordering", "--limit", "20", "--json").stdout))
 
 
+def test_check_finds_the_built_in_pair_sound() -> None:
+    rows = json.loads(probe("check", "builtin", "--adapter", "builtin", "--json").stdout)
+    assert len(rows) >= 7
+    assert all(row["ok"] for row in rows)
+
+
 def test_flags_come_from_the_environment(tmp_path) -> None:
     out = tmp_path / "items.jsonl"
     assert probe("generate", "ordering", PROBE_OUT=str(out), PROBE_LIMIT="3").returncode == 0
