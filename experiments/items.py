@@ -47,8 +47,13 @@ class Row:
 
 def check_presentations(family: Family, grid: Sequence[Setting]) -> None:
     """A run is about pairs: the original and its equivalent have to be there, and answers have to be labels."""
-    if family.answers is None:
-        raise UsageError(f"family {family.name!r} has free-form answers: `probe run` needs labels such as yes and no")
+    labels = None if family.answers is None else tuple(family.answers)
+    if labels != ("yes", "no"):
+        found = "free-form answers" if labels is None else f"the labels {', '.join(labels)}"
+        raise UsageError(
+            f"family {family.name!r} has {found}: `probe run` reads yes against no, so name the labels yes and no, in "
+            "this order, and list what the model says as their variants"
+        )
     for setting in grid:
         kinds = setting.params.get("presentations", ["original", "equivalent"])
         if "equivalent" not in kinds:

@@ -1,0 +1,51 @@
+"""What a run can be asked: pairs of presentations, and labels called yes and no."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.config import Setting, load, settings
+from experiments.errors import UsageError
+from experiments.items import check_presentations, frame, make, rows
+from experiments.rundir import RunDirectory
+from tasks.ordering import Ordering
+
+
+def test_labels_other_than_yes_and_no_are_refused() -> None:
+    class TrueFalse(Ordering):
+        answers = {"true": ("True",), "false": ("False",)}  # noqa: RUF012
+
+    class Free(Ordering):
+        answers = None  # type: ignore[assignment]
+
+    grid = [Setting("n=4", Ordering().validate({"n": 4}))]
+    check_presentations(Ordering(), grid)
+    with pytest.raises(UsageError, match="the labels true, false"):
+        check_presentations(TrueFalse(), grid)
+    with pytest.raises(UsageError, match="free-form answers"):
+        check_presentations(Free(), grid)
+
+
+def test_items_are_written_once_and_rows_follow_the_file(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    config = load(None, ["n=3,4", "relation=front_behind,left_right"], {"limit": 8})
+    family = Ordering()
+    grid = settings(config, family)
+    made = make(run, config, family, grid)
+    written = run.items.read_bytes()
+    assert make(run, config, family, grid) == made
+    assert run.items.read_bytes() == written
+    asked = rows(made)
+    assert len(asked) == 4 * 8 * 2
+    table = frame(asked)
+    assert table["setting"].nunique() == 4
+    # The same instance under two relations keeps its key, which is what folds are grouped by.
+    by_relation = {
+        relation: table[table["setting"] == f"n=4, relation={relation}"]["key"].tolist()
+        for relation in ("front_behind", "left_right")
+    }
+    assert by_relation["front_behind"] == by_relation["left_right"]
+    assert json.loads(written.splitlines()[0])["setting"] == "n=3, relation=front_behind"
