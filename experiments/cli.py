@@ -218,7 +218,9 @@ def report(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> Non
 
     folder = RunDirectory(run)
     if not folder.results.exists():
-        raise RunError(f"{run} has no results.json: finish the run with `probe run --out {run}`")
+        raise RunError(
+            f"{run} has no results.json: give the folder of a finished run, or repeat the command that began it"
+        )
     write(folder)
     sys.stdout.write(f"{folder.report}\n")
 
@@ -258,7 +260,7 @@ def _sets(
 def _integer(name: str, text: str | None, *, default: int, least: int = 0) -> int:
     if text is None:
         return default
-    if not text.lstrip("-").isdecimal() or int(text) < least:
+    if not text.removeprefix("-").isdecimal() or int(text) < least:
         raise UsageError(f"{name} is {text!r}: give an integer of at least {least}")
     return int(text)
 

@@ -35,7 +35,8 @@ class ProbeSettings(_Section):
     """Linear probes."""
 
     folds: int = Field(5, ge=2, le=20, description="folds, grouped by instance")
-    shuffles: int = Field(100, ge=1, le=10_000, description="refits with shuffled labels")
+    # With fewer than 19 no p could reach 0.05, below which a probe's verdicts are used.
+    shuffles: int = Field(100, ge=19, le=10_000, description="refits with shuffled labels")
     penalty: float = Field(1.0, gt=0, description="inverse L2 strength, scikit-learn's C")
     threshold: float = Field(0.9, gt=0.5, le=1, description="AUROC that counts as readable")
 

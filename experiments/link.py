@@ -2,7 +2,9 @@
 
 For every prompt of a pair three measurements are put beside the outcome:
 
-* *readable*: whether the held-out probe, at the layer chosen on other folds, gives the gold answer;
+* *readable*: whether the held-out probe, at the layer chosen on other folds, gives the gold answer. A coin would be right
+  half the time, so this is asked only of presentations whose probes beat shuffled labels (``ABOVE_CHANCE``); elsewhere it
+  is missing, and a wrong answer counts as unreadable;
 * *signal*: the readout without the presentation's default, (readout − δ), counted toward the gold answer;
 * *default*: δ counted toward the gold answer; negative when the standing pull speaks against it.
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 ROW = ["setting", "key", "presentation"]
 OUTCOMES = ("R", "D", "U", "N")
+# Largest p of the best layer against the shuffles' best layers at which a probe's verdicts on single answers are used.
+ABOVE_CHANCE = 0.05
 KINDS = ("overridden", "unused", "unreadable", "text")
 
 
@@ -65,6 +69,8 @@ def attribution(
     table = shown[[*ROW, "n", "cell", "gold", "answer", "correct"]].merge(readout[[*ROW, "difference"]], on=ROW)
     table = table.merge(probe_rows[[*ROW, "layer", "margin", "decodable"]], on=ROW)
     table = table.merge(outcomes(shown), on=["setting", "key"])
+    found = probes.groupby("presentation")["p_max"].first() <= ABOVE_CHANCE
+    table["decodable"] = table["decodable"].astype("boolean").mask(~table["presentation"].map(found).astype(bool))
     sign = np.where(table["gold"] == labels[0], 1.0, -1.0)
     pooled = decomposition[decomposition["setting"] == "all"].set_index("presentation")["delta"]
     delta = table["presentation"].map(pooled).to_numpy(dtype=float)
@@ -76,7 +82,7 @@ def attribution(
             [
                 table["correct"],
                 table["readout_correct"],
-                ~table["decodable"].astype(bool),
+                ~table["decodable"].fillna(False).astype(bool),
                 table["signal"] > 0,
             ],
             ["right", "text", "unreadable", "overridden"],

@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments.causes import DONORS, ranking
 from experiments.inside import DECOMPOSED, PAIR
-from experiments.link import KINDS, OUTCOMES
+from experiments.link import ABOVE_CHANCE, KINDS, OUTCOMES
 from experiments.statistics import Arm, Share, compare_arms, holm, kappa_bar, pair_profile, share
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def link(table: pd.DataFrame) -> list[dict[str, Any]]:
                     "patch_layer": {
                         kind: int(layer) for kind, layer in part.groupby("presentation")["patch_layer"].first().items()
                     },
-                    "decodable": share(int(part["decodable"].sum()), len(part)),
+                    "decodable": readable(part["decodable"]),
                     "signal": _mean(part["signal"]),
                     "default": _mean(part["default"]),
                     "kinds": {kind: share(int((part["kind"] == kind).sum()), len(part)) for kind in KINDS}
@@ -259,6 +259,15 @@ def link(table: pd.DataFrame) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def readable(decodable: pd.Series) -> Share:
+    """Share of the prompts whose presentation has a probe better than chance; the others have no verdict."""
+    asked = decodable.dropna()
+    found = share(int(asked.sum()), len(asked))
+    if len(asked):
+        return found
+    return dataclasses.replace(found, reason=f"no probe beats shuffled labels at p = {ABOVE_CHANCE}")
 
 
 def compare(

@@ -74,7 +74,9 @@ class RunDirectory:
 
         path = self.tables / f"{name}.parquet"
         if not path.exists():
-            raise RunError(f"{self.path} has no table {name!r}: finish it with `probe run --out {self.path}`")
+            raise RunError(
+                f"{self.path} has no table {name!r}: repeat the command in its config.yaml, with another --out if need be"
+            )
         return pd.read_parquet(path)
 
     def has_table(self, name: str) -> bool:

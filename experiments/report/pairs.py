@@ -47,7 +47,7 @@ class Answer:
     status: str
     correct: bool
     readout: str
-    readable: bool
+    readable: str
     kind: str
 
 
@@ -141,7 +141,8 @@ def _answer(kind: str, given: dict[str, Any], measured: dict[str, Any]) -> Answe
         status=str(given["status"]),
         correct=bool(measured["correct"]),
         readout=signed(float(measured["difference"])),
-        readable=bool(measured["decodable"]),
+        # Three-valued: missing where no probe of the presentation beats shuffled labels.
+        readable={True: "yes", False: "no"}.get(measured["decodable"], DASH),
         kind=str(measured["kind"]),
     )
 

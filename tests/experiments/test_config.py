@@ -27,8 +27,8 @@ def test_another_model_gets_no_adapter_and_census_names() -> None:
 def test_a_file_a_pair_and_a_flag_are_the_same_words_and_later_ones_win(tmp_path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("model: m\nseed: 3\nlimit: 20\nparams: {n: 5}\nprobe: {folds: 3}\n")
-    config = load(str(file), ["seed=4", "n=6,7", "probe.shuffles=9", "relation=left_right"], {"limit": 30})
-    assert (config.seed, config.limit, config.probe.folds, config.probe.shuffles) == (4, 30, 3, 9)
+    config = load(str(file), ["seed=4", "n=6,7", "probe.shuffles=29", "relation=left_right"], {"limit": 30})
+    assert (config.seed, config.limit, config.probe.folds, config.probe.shuffles) == (4, 30, 3, 29)
     grid = settings(config, ORDERING)
     assert [setting.params["n"] for setting in grid] == [6, 7]
     assert all(setting.params["relation"] == "left_right" for setting in grid)

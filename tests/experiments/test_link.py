@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from experiments.link import attribution, outcomes, patch_layers
+from experiments.results import link
 
 LABELS = ("yes", "no")
 PAIRS = {
@@ -36,6 +37,7 @@ def tables() -> dict[str, pd.DataFrame]:
             "presentation": ["original"] * 4 + ["equivalent"] * 4,
             "layer": [0, 1, 2, 3] * 2,
             "auroc": [0.5, 0.92, 0.95, 0.99, 0.5, 0.6, 0.7, 0.99],
+            "p_max": 0.01,
         }
     )
     patch = []
@@ -84,6 +86,19 @@ def test_every_kind_of_failure(tables) -> None:
     assert (wrong["kind"], wrong["signal"], wrong["default"]) == ("unreadable", -1.5, 1.0)
     unread = one(table, "unread", "original")
     assert (unread["outcome"], unread["correct"], unread["kind"]) == ("N", False, "text")
+
+
+def test_a_probe_at_chance_has_no_verdict_on_single_answers(tables) -> None:
+    """Half of all answers would count as readable, and half of the failures as overridden, by luck alone."""
+    tables["probes"].loc[tables["probes"]["presentation"] == "original", "p_max"] = 0.2
+    table = attribution(**tables, labels=LABELS, threshold=0.9)
+    assert table[table["presentation"] == "original"]["decodable"].isna().all()
+    assert one(table, "overridden", "original")["kind"] == "unreadable"
+    assert one(table, "overridden", "equivalent")["kind"] == "overridden"
+    found = {(row["outcome"], row["answered"]): row["decodable"] for row in link(table)}
+    assert (found["D", "wrong"].count, found["D", "wrong"].n) == (2, 2)
+    at_chance = link(table[table["presentation"] == "original"])
+    assert all(row["decodable"].n == 0 and "beats shuffled" in row["decodable"].reason for row in at_chance)
 
 
 def test_repair_is_judged_at_the_donors_first_readable_layer_and_never_at_the_last(tables) -> None:

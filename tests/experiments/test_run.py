@@ -18,7 +18,7 @@ import pytest
 PROBE = [sys.executable, "-c", "from experiments.cli import main; main()"]
 ROOT = Path(__file__).parents[2]
 # Small, and in many batches, so that every stage has a middle.
-SMALL = ["run", "--set", "n=4,6", "--limit", "24", "--set", "batch_tokens=1200", "--set", "probe.shuffles=10",
+SMALL = ["run", "--set", "n=4,6", "--limit", "24", "--set", "batch_tokens=1200", "--set", "probe.shuffles=19",
          "--set", "patch.pairs=6", "--set", "ablate.random_sets=3", "--set", "resamples=200"]  # fmt: skip
 
 
