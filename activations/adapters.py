@@ -231,7 +231,7 @@ def _same_base(name: str, config: Any, model: Model) -> None:
     if recorded and model.known_as and _last(recorded) not in model.known_as:
         raise ModelError(
             f"adapter {name!r} was made for {recorded!r} and this model is {model.name!r}; load that base, or pass "
-            "any_base (--any-base) if they are the same weights"
+            "any_base (--set any_base=true) if they are the same weights"
         )
 
 

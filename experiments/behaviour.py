@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from experiments.items import Row, frame
-from experiments.rundir import RunDirectory, append_lines, whole_lines
+from experiments.rundir import RunDirectory, append_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +59,7 @@ def ask(
 
 def responses(run: RunDirectory) -> list[dict[str, Any]]:
     """All whole records of responses.jsonl."""
-    return [json.loads(line) for line in whole_lines(run.responses)]
+    return run.read_records(run.responses)
 
 
 def table(run: RunDirectory, family: Family, asked: Sequence[Row], arms: Sequence[str]) -> pd.DataFrame:

@@ -180,6 +180,10 @@ def ranking(heads: pd.DataFrame, config: Config) -> tuple[Any, ...]:
 def check_heads(model: Model, config: Config) -> None:
     """The chosen heads and a disjoint random set of the same size have to fit into the model."""
     total = sum(model.heads(layer) or 0 for layer in range(model.n_layers))
+    if total < 2:
+        raise UsageError(
+            f"{model.name} has {total} attention heads to cut: a run ablates one and needs another as control"
+        )
     if 2 * config.ablate.heads > total:
         raise UsageError(
             f"ablate.heads is {config.ablate.heads} but {model.name} has {total} heads: give at most {total // 2}, "
@@ -198,7 +202,7 @@ def patch_transfers(arm: Arm) -> list[Transfer]:
 
 def head_transfers(arm: Arm) -> list[Transfer]:
     """Both directions of the ranking half: its disagreeing pairs, or all of its pairs where those are too few."""
-    half = [pair for pair in _pairs(arm) if _half(arm.table["key"].iat[pair[0]]) == 0]
+    half = _half(arm, 0)
     disagreeing = [pair for pair in half if not pair[2]]
     chosen = disagreeing if len(disagreeing) >= FEWEST_DISAGREEING else half
     return _both_ways(arm, chosen[: arm.config.patch.pairs])
@@ -206,8 +210,7 @@ def head_transfers(arm: Arm) -> list[Transfer]:
 
 def ablate_transfers(arm: Arm) -> list[Transfer]:
     """Both presentations of every pair of the other half."""
-    half = [pair for pair in _pairs(arm) if _half(arm.table["key"].iat[pair[0]]) == 1]
-    return _both_ways(arm, half)
+    return _both_ways(arm, _half(arm, 1))
 
 
 def _pairs(arm: Arm) -> list[tuple[int, int, bool]]:
@@ -292,9 +295,22 @@ def _row_name(table: pd.DataFrame, row: int) -> str:
     return f"{table['setting'].iat[row]} {table['key'].iat[row]}"
 
 
-def _half(key: str) -> int:
-    """0: heads are ranked on this instance; 1: they are ablated on it."""
-    return hashlib.sha256(f"half {key}".encode()).digest()[0] % 2
+def _half(arm: Arm, which: int) -> list[tuple[int, int, bool]]:
+    """The pairs that heads are ranked on (0) or ablated on (1).
+
+    Within each setting and cell every other instance, in an order of their own, so that both halves have the whole
+    design. The order is that of the keys' hashes, so an instance that stands under two settings is in one half of both.
+    """
+    taken: dict[tuple[str, str], int] = {}
+    half = []
+    for pair in sorted(
+        _pairs(arm), key=lambda p: hashlib.sha256(f"half {arm.table['key'].iat[p[0]]}".encode()).digest()
+    ):
+        stratum = (arm.table["setting"].iat[pair[0]], arm.table["cell"].iat[pair[0]])
+        if taken.get(stratum, 0) % 2 == which:
+            half.append(pair)
+        taken[stratum] = taken.get(stratum, 0) + 1
+    return half
 
 
 def chunk_count(transfers: list[Transfer]) -> int:

@@ -7,6 +7,8 @@ each can also come from the environment as ``PROBE_<FLAG>``. One boundary turns 
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from pathlib import Path
@@ -64,7 +66,7 @@ def run_command(
     import yaml
 
     from experiments.config import load
-    from experiments.pipeline import run
+    from experiments.pipeline import gate, run
     from experiments.progress import Reporter
 
     flags = {"model": model, "adapter": tuple(adapter) if adapter else None, "family": family, "limit": limit,
@@ -83,6 +85,7 @@ def run_command(
         from experiments.summary import show
 
         show(results, directory)
+    gate(results, loaded)
 
 
 @app.command()
@@ -124,6 +127,8 @@ def generate(
     from tasks.registry import family as family_named
 
     found = family_named(family)
+    if not out:
+        raise UsageError("out is empty: give a file, or - for standard output")
     lines = (to_line(one, version=found.version) for one in _sets(family, set_, limit, seed, split, sets=100))
     if out == "-":
         sys.stdout.writelines(lines)
@@ -184,6 +189,7 @@ def check(
     adapter: Annotated[list[str] | None, _flag("adapter", "LoRA adapter to check along.", "-a")] = None,
     device: Annotated[str, _flag("device", "auto, cpu, cuda, cuda:1 or mps.")] = "auto",
     dtype: Annotated[str, _flag("dtype", "float32, bfloat16, float16 or auto.")] = "float32",
+    any_base: Annotated[bool, typer.Option("--any-base", help="Accept an adapter that names another base.")] = False,
     json_: Json = False,
 ) -> None:
     """Check a model's numerics: padding, lens, heads, hooks, adapters, against the bounds that every run relies on."""
@@ -192,13 +198,19 @@ def check(
     from itertools import islice
 
     from activations.checks import check as run_checks
+    from activations.errors import ModelError
     from activations.model import load
     from tasks.registry import family as family_named
 
-    loaded = load(model, adapters=tuple(adapter or ()), device=device, dtype=dtype, verify=False)
-    names = "builtin" if model == "builtin" else "census"
-    sets = islice(family_named("ordering").generate({"n": 6, "names": names}, seed=0, split="test"), 4)
-    prompts = loaded.encode([shown.chat() for matched in sets for shown in matched.presentations])
+    def asked(names: str) -> Any:
+        sets = islice(family_named("ordering").generate({"n": 6, "names": names}, seed=0, split="test"), 4)
+        return loaded.encode([shown.chat() for matched in sets for shown in matched.presentations])
+
+    loaded = load(model, adapters=tuple(adapter or ()), device=device, dtype=dtype, any_base=any_base, verify=False)
+    try:
+        prompts = asked("census")
+    except ModelError:  # a word-level tokenizer, such as the built-in model's, knows few names
+        prompts = asked("builtin")
     table = run_checks(loaded, prompts)
     if json_:
         sys.stdout.write(json.dumps([asdict(one) for one in table], indent=1) + "\n")
@@ -234,7 +246,7 @@ def default_name(model: str, adapters: tuple[str, ...]) -> str:
 def _params(found: Any, set_: list[str] | None) -> dict[str, Any]:
     from experiments.config import parse_pair
 
-    given = dict(parse_pair(pair) for pair in set_ or [])
+    given = {key.removeprefix("params."): value for key, value in map(parse_pair, set_ or [])}
     single = {parameter.name for parameter in found.parameters() if not parameter.takes_list}
     for key, value in given.items():
         if key in single and isinstance(value, list):
@@ -282,6 +294,10 @@ def main() -> None:
     if not sys.stderr.isatty():
         # Bars of the libraries below would fill a log file with control characters.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    for stream in (sys.stdout, sys.stderr):
+        # δ and ι are not in every terminal's character set; a question mark is better than a crash after the work.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     sys.exit(_guarded())
 
 
@@ -308,11 +324,14 @@ def _guarded() -> int:
         return FAILED
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        return _fail(f"{error.strerror or error}{where}: make room or fix the path; the same command resumes", FAILED)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "make room; the same command resumes" if full else "check that it exists and may be read and written"
+        return _fail(f"{error.strerror or error}{where}: {advice}", FAILED)
     except ValueError as error:
         if not isinstance(error, _known_errors()):
             raise
-        return _fail(str(error), FAILED)
+        # What a family refuses is a value that the user gave.
+        return _fail(str(error), USAGE if type(error).__name__ == "TaskError" else FAILED)
 
 
 def _fail(message: str, code: int) -> int:

@@ -28,7 +28,7 @@ FORMAT = 1
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ProbeSettings(_Section):
@@ -99,10 +99,15 @@ def load(path: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -
     for pair in overrides:
         _set(values, pair)
     values.update({key: value for key, value in flags.items() if value is not None})
+    if values.get("params") is None:
+        values["params"] = {}
+    if not isinstance(values["params"], dict):
+        raise UsageError(f"params is {values['params']!r}: give parameters and values, for example params: {{n: 8}}")
     if values.get("model", "builtin") == "builtin":
         # The built-in base comes with its adapter, and is asked only about names it knows.
         values.setdefault("adapter", ("builtin",))
-        values["params"] = {"n": [4, 6, 8], "names": "builtin", **values.get("params", {})}
+        if values.get("family", "ordering") == "ordering":
+            values["params"] = {"n": [4, 6, 8], "names": "builtin", **values["params"]}
     if isinstance(values.get("adapter"), str):
         values["adapter"] = (values["adapter"],)
     try:
@@ -193,7 +198,9 @@ def _set(values: dict[str, Any], pair: str) -> None:
             raise UsageError(f"--set {pair!r}: name the parameter, for example params.n=8")
         values[first] = value
         return
-    section = values.setdefault(first, {})
+    section = values.get(first)
+    if section is None:
+        section = values[first] = {}
     if len(rest) != 1 or not isinstance(section, dict) or first not in ("params", "probe", "patch", "ablate"):
         raise UsageError(f"unknown key {key!r}: sections are params, probe, patch and ablate, one level deep")
     section[rest[0]] = value

@@ -182,7 +182,12 @@ def lens_table(
             )
         gold = (shown["gold"] == answers.labels[0]).to_numpy().astype(int)
         split = decompose_layers(
-            seen.difference, shown["cell"].to_numpy(), gold, resamples=config.resamples, seed=config.seed
+            seen.difference,
+            shown["cell"].to_numpy(),
+            gold,
+            resamples=config.resamples,
+            declared=design(table, answers.labels),
+            seed=config.seed,
         )
         parts.append(
             pd.DataFrame(
@@ -220,6 +225,7 @@ def decomposition_table(table: pd.DataFrame, labels: Sequence[str], config: Conf
                 part["cell"].to_numpy(),
                 gold,
                 resamples=config.resamples,
+                declared=design(table, labels),
                 seed=config.seed,
             )
             records.append(
@@ -233,6 +239,12 @@ def decomposition_table(table: pd.DataFrame, labels: Sequence[str], config: Conf
                 }
             )
     return pd.DataFrame(records)
+
+
+def design(table: pd.DataFrame, labels: Sequence[str]) -> dict[str, int]:
+    """The cells of the run and their gold answers (1 = yes): what a decomposition has to be balanced over."""
+    cells = table.drop_duplicates("cell")
+    return {str(cell): int(gold == labels[0]) for cell, gold in zip(cells["cell"], cells["gold"], strict=True)}
 
 
 def unembedder(model: Model, answers: AnswerTokens) -> Callable[[np.ndarray], Any]:

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from experiments.errors import RunError, UsageError
-from experiments.rundir import RunDirectory, whole_lines
+from experiments.rundir import RunDirectory
 from tasks.files import from_record, to_line
 
 if TYPE_CHECKING:
@@ -73,11 +73,28 @@ def make(run: RunDirectory, config: Config, family: Family, grid: Sequence[Setti
             if len(sets) < config.limit:
                 raise RunError(f"{setting.label} gives {len(sets)} sets, not {config.limit}: lower --limit")
             for matched in sets:
+                _check_pair(family, matched)
                 record = json.loads(to_line(matched, version=family.version))
                 lines.append(json.dumps({"setting": setting.label, **record}, ensure_ascii=False) + "\n")
         run.write_text("items.jsonl", "".join(lines))
-    records = [json.loads(line) for line in whole_lines(run.items)]
+    records = run.read_records(run.items)
     return [Item(record["setting"], from_record(record)) for record in records]
+
+
+def _check_pair(family: Family, matched: MatchedSet) -> None:
+    """Every number of a run is about two presentations with one gold answer."""
+    kinds = [shown.kind for shown in matched.presentations]
+    for kind in ("original", "equivalent"):
+        if kinds.count(kind) != 1:
+            raise RunError(
+                f"family {family.name!r} renders {', '.join(kinds)}: a run needs one original and one equivalent a set"
+            )
+    golds = [matched[kind].gold for kind in ("original", "equivalent")]
+    if golds[0] != golds[1]:
+        raise RunError(
+            f"family {family.name!r} flips the gold answer between original ({golds[0]}) and equivalent ({golds[1]}): "
+            "a run compares presentations that keep it, so give the flipping one another name"
+        )
 
 
 def rows(items: Sequence[Item]) -> list[Row]:

@@ -38,6 +38,7 @@ ROW = ["setting", "key", "presentation"]
 OUTCOMES = ("R", "D", "U", "N")
 # Largest p of the best layer against the shuffles' best layers at which a probe's verdicts on single answers are used.
 ABOVE_CHANCE = 0.05
+NO_LAYER = -1
 KINDS = ("overridden", "unused", "unreadable", "text")
 
 
@@ -106,7 +107,10 @@ def patch_layers(probes: pd.DataFrame, threshold: float) -> dict[str, int]:
     found = {}
     for recipient, donor in (PAIR, PAIR[::-1]):
         curve = probes[probes["presentation"] == donor].set_index("layer")["auroc"].sort_index()
-        curve = curve.iloc[:-1] if len(curve) > 1 else curve
+        curve = curve.iloc[:-1]
+        if curve.empty:  # one layer, the last: nothing to judge a repair at
+            found[recipient] = NO_LAYER
+            continue
         reached = curve.index[curve >= threshold]
         found[recipient] = int(reached[0]) if len(reached) else int(curve.idxmax())
     return found

@@ -18,6 +18,7 @@ file exists is not run again, so the same command resumes; see ``rundir`` for wh
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shutil
 import subprocess
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import behaviour, items
 from experiments.config import Config, Setting, resolved, settings
-from experiments.errors import GateError, RunError
+from experiments.errors import GateError, RunError, UsageError
 from experiments.progress import Reporter
 from experiments.rundir import RunDirectory, opened
 
@@ -66,11 +67,10 @@ class _Study:
 
 
 def run(config: Config, directory: Path, *, config_text: str, reporter: Reporter) -> dict[str, Any]:
-    """Do or resume a whole run and return its results.
+    """Do or resume a whole run and return its results; ``gate`` says whether enough answers could be read.
 
     Raises:
         UsageError, RunError: see the message.
-        GateError: more answers than ``max_unparsed`` could not be read; all files are written before.
     """
     from tasks.registry import family as family_named
 
@@ -80,10 +80,10 @@ def run(config: Config, directory: Path, *, config_text: str, reporter: Reporter
     with opened(directory, resolved(config, family, grid), config_text) as folder:
         if folder.complete():
             reporter.say(f"{directory} is complete: nothing to do (report: {folder.report})")
-            return _gated(folder.read_json("results.json"), config)
+            found: dict[str, Any] = folder.read_json("results.json")
+            return found
         reporter.log = folder.log
-        results = _run(folder, config, family, grid, reporter)
-    return _gated(results, config)
+        return _run(folder, config, family, grid, reporter)
 
 
 def _run(
@@ -91,6 +91,7 @@ def _run(
 ) -> dict[str, Any]:
     from experiments.results import headline
 
+    _check_folds(config, grid)
     made = items.make(run, config, family, grid)
     study = _open_study(run, config, family, items.rows(made), reporter)
     for arm in study.arms:
@@ -139,9 +140,31 @@ def _open_study(
         raise RunError("an adapter's folder is called 'base', which names the model itself here: rename the folder")
     arms = ("base", *model.adapter_names)
     study = _Study(run, config, family, model, arms, asked, prompts, answers, reporter)
-    _remember_environment(run, model, config)
+    # All refusals come before the environment is written, which ties the directory to this configuration.
+    _check_context(study)
     _announce(study)
+    _remember_environment(study)
     return study
+
+
+def _check_folds(config: Config, grid: Sequence[Setting]) -> None:
+    """Each fold needs an instance of either gold answer."""
+    least = config.limit * len(grid) // 2
+    if least < config.probe.folds:
+        raise UsageError(
+            f"probe.folds is {config.probe.folds} but there are {least} instances of either gold answer: raise limit to "
+            f"{-(-2 * config.probe.folds // len(grid))}, or lower probe.folds"
+        )
+
+
+def _check_context(study: _Study) -> None:
+    longest = max(len(prompt.ids) for prompt in study.prompts)
+    context, asked = study.model.context, study.config.max_tokens
+    if context is not None and longest + asked > context:
+        raise RunError(
+            f"the longest prompt has {longest} tokens and max_tokens is {asked}, but {study.model.name} reads at most "
+            f"{context}: lower max_tokens or ask smaller instances"
+        )
 
 
 def _announce(study: _Study) -> None:
@@ -149,24 +172,38 @@ def _announce(study: _Study) -> None:
     from experiments.inside import plan
 
     size = plan(study.model, study.config).size(study.model, study.prompts) * len(study.arms)
+    stored = sum(file.stat().st_size for file in study.run.activations.rglob("*.h5"))
     free = shutil.disk_usage(study.run.path).free
     tokens = sum(len(prompt.ids) for prompt in study.prompts)
     study.reporter.say(
         f"{study.config.model}: arms {', '.join(study.arms)}; {len(study.prompts)} prompts, {tokens:,} tokens an arm, "
         f"two forward passes a prompt and arm before patching; activations {size / 2**20:.0f} MiB -> {study.run.path}"
     )
-    if size + SPARE_BYTES > free:
+    needed = max(size - stored, 0) + SPARE_BYTES
+    if needed > free and not study.run.begun():
         raise RunError(
-            f"the run needs {(size + SPARE_BYTES) / 2**20:.0f} MiB and {study.run.path} has {free / 2**20:.0f} MiB free: "
+            f"the run needs {needed / 2**20:.0f} MiB and {study.run.path} has {free / 2**20:.0f} MiB free: "
             "free some, lower --limit, set store_dtype=bfloat16 or give --out on another disk"
         )
 
 
-def _remember_environment(run: RunDirectory, model: Model, config: Config) -> None:
-    """Write environment.json once; a resumed run must meet the same model."""
+def _remember_environment(study: _Study) -> None:
+    """Write environment.json once; a resumed run must meet the same model, items and token ids."""
+    from activations.prompts import ids_hash
+
+    run, model, config = study.run, study.model, study.config
     name = "environment.json"
-    if (run.path / name).exists():
-        known = run.read_json(name)["model"]
+    # Token ids also stand for the tokenizer: a changed vocabulary shows here.
+    asked = {"items": hashlib.sha256(run.items.read_bytes()).hexdigest(), "token_ids": ids_hash(study.prompts)}
+    if run.begun():
+        environment = run.read_json(name)
+        for key, value in asked.items():
+            if environment.get("asked", {}).get(key) != value:
+                raise RunError(
+                    f"{run.path} was begun with other {key.replace('_', ' ')} (items.jsonl or the tokenizer has changed): "
+                    "give another --out, or put the old files back"
+                )
+        known = environment["model"]
         for key, value in model.identity.items():
             if key not in ("versions",) and known.get(key) != value:
                 raise RunError(
@@ -178,6 +215,7 @@ def _remember_environment(run: RunDirectory, model: Model, config: Config) -> No
         name,
         {
             "model": model.identity,
+            "asked": asked,
             "versions": _versions(),
             "python": sys.version.split()[0],
             "platform": platform.platform(),
@@ -210,7 +248,8 @@ def _look_inside(study: _Study, arm: str) -> None:
     from experiments import inside
 
     run, config, model = study.run, study.config, study.model
-    if all(run.has_table(f"{name}-{arm}") or run.has_table(name) for name in ARM_TABLES[:5]):
+    # Patching reads the store, so it has to be whole until the causes are found.
+    if run.has_table(f"attribution-{arm}") or run.has_table("attribution"):
         return
     labels = study.answers.labels
     with study.reporter.stage(f"capture {arm}", len(study.prompts)) as done:
@@ -300,7 +339,12 @@ def _clean(run: RunDirectory, arms: Sequence[str]) -> None:
             (run.tables / f"{name}-{arm}.parquet").unlink(missing_ok=True)
 
 
-def _gated(results: dict[str, Any], config: Config) -> dict[str, Any]:
+def gate(results: dict[str, Any], config: Config) -> None:
+    """Refuse results in which too many answers could not be read.
+
+    Raises:
+        GateError: more than ``max_unparsed``; all files are there.
+    """
     for arm, found in results["arms"].items():
         unparsed = found["behaviour"]["unparsed"]
         if unparsed["value"] > config.max_unparsed:
@@ -308,7 +352,6 @@ def _gated(results: dict[str, Any], config: Config) -> dict[str, Any]:
                 f"{unparsed['count']} of {unparsed['n']} answers of {arm} could not be read (max_unparsed "
                 f"{config.max_unparsed}): look at responses.jsonl; raise max_tokens or max_unparsed"
             )
-    return results
 
 
 def _versions() -> dict[str, str | None]:

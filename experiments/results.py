@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.causes import DONORS, ranking
-from experiments.inside import DECOMPOSED, PAIR
+from experiments.inside import DECOMPOSED, PAIR, design
 from experiments.link import ABOVE_CHANCE, KINDS, OUTCOMES
 from experiments.statistics import Arm, Share, compare_arms, holm, kappa_bar, pair_profile, share
 
@@ -42,7 +42,7 @@ def headline(tables: Mapping[str, pd.DataFrame], arms: Sequence[str], labels: Se
                 "decomposition": decomposition(of["decomposition"][arm]),
                 "probes": probes(of["probes"][arm], config),
                 "patching": patching(of["patch"][arm], config),
-                "ablation": ablation(of["heads"][arm], of["ablate"][arm], labels, config),
+                "ablation": ablation(of["heads"][arm], of["ablate"][arm], of["readout"][arm], labels, config),
                 "link": link(of["attribution"][arm]),
             }
             for arm in arms
@@ -68,6 +68,13 @@ def behaviour(table: pd.DataFrame, readout: pd.DataFrame) -> dict[str, Any]:
     status = table.groupby(["presentation", "status"]).size()
     same = table["answer"].to_numpy(dtype=object, na_value=None) == np.where(readout["difference"] > 0, "yes", "no")
     read = table["answer"].notna().to_numpy()
+    repeated = len(pairs) - pairs["key"].nunique()
+    profiles["all"]["note"] = (
+        f"{repeated} of {len(pairs)} pairs are instances that stand under another setting too: intervals over all settings "
+        "take them as independent and are too narrow"
+        if repeated
+        else ""
+    )
     return {
         "profile": profiles,
         "kappa_bar": {"value": bar.value, "n": bar.n, "support": bar.support, "method": bar.method,
@@ -186,11 +193,14 @@ def cost(table: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def ablation(heads: pd.DataFrame, table: pd.DataFrame, labels: Sequence[str], config: Config) -> dict[str, Any]:
+def ablation(
+    heads: pd.DataFrame, table: pd.DataFrame, readout: pd.DataFrame, labels: Sequence[str], config: Config
+) -> dict[str, Any]:
     """Readouts with the top heads and with random heads zeroed: δ, s, accuracy and invariance by set."""
     from probes.decompose import decompose, paired_difference
 
     ranked = ranking(heads, config)
+    how: Any = {"resamples": config.resamples, "declared": design(readout, labels), "seed": config.seed}
     basis = "disagreeing pairs" if (heads["pair"] == "disagreeing").all() else "all pairs (too few disagree)"
     sets: dict[str, Any] = {}
     wide = table.pivot(index=["setting", "key", "presentation"], columns="ablated", values="difference")
@@ -203,19 +213,19 @@ def ablation(heads: pd.DataFrame, table: pd.DataFrame, labels: Sequence[str], co
         answers = {}
         for kind in PAIR:
             at = kinds == kind
-            split = decompose(values[at], cells[at], gold[at], resamples=config.resamples, seed=config.seed)
+            split = decompose(values[at], cells[at], gold[at], **how)
             one[kind] = {
                 **{field: getattr(split, field) for field in DECOMPOSED},
                 "accuracy": share(int(((values[at] > 0) == (gold[at] == 1)).sum()), int(at.sum())),
                 "n": split.n,
+                "reason": split.reason,
             }
             answers[kind] = values[at] > 0
             if name != "none":
                 change = paired_difference(
-                    wide["none"].to_numpy()[at], values[at], cells[at], gold[at],
-                    resamples=config.resamples, seed=config.seed,
+                    wide["none"].to_numpy()[at], values[at], cells[at], gold[at], **how
                 )  # fmt: skip
-                one[kind]["change"] = {field: getattr(change, field) for field in DECOMPOSED}
+                one[kind]["change"] = {field: getattr(change, field) for field in (*DECOMPOSED, "reason")}
         same = answers["original"] == answers["equivalent"]
         one["invariance"] = share(int(same.sum()), len(same))
         one["readout"] = "answers are signs of the readout, heads zeroed at the answer position"
@@ -299,6 +309,7 @@ def compare(
             first["cell"].to_numpy(),
             (first["gold"] == labels[0]).to_numpy().astype(int),
             resamples=config.resamples,
+            declared=design(first, labels),
             seed=config.seed,
         )
         found[f"readout_{kind}"] = dataclasses.asdict(change)

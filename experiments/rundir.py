@@ -50,7 +50,32 @@ class RunDirectory:
         return self.results.exists() and self.report.exists()
 
     def read_json(self, name: str) -> Any:
-        return json.loads((self.path / name).read_text())
+        """A JSON file of the run.
+
+        Raises:
+            RunError: it is missing or damaged.
+        """
+        try:
+            return json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            raise RunError(f"{self.path} has no {name}: is it a run directory? give another --out") from None
+        except ValueError:
+            raise _damaged(self.path / name, "give another --out, or put the file back") from None
+
+    def read_records(self, path: Path) -> list[dict[str, Any]]:
+        """The objects of a file of JSON lines; a last line cut by a kill is dropped.
+
+        Raises:
+            RunError: a line is damaged.
+        """
+        try:
+            return [json.loads(line) for line in whole_lines(path)]
+        except ValueError:
+            raise _damaged(path, "give another --out, or put the file back") from None
+
+    def begun(self) -> bool:
+        """Whether a model was loaded for this run: from then on the configuration can't change."""
+        return any((self.path / n).exists() for n in ("environment.json", "responses.jsonl", "results.json"))
 
     def write_json(self, name: str, value: Any) -> None:
         self.write_text(name, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
@@ -70,14 +95,12 @@ class RunDirectory:
         Raises:
             RunError: the stage that writes it has not run.
         """
-        import pandas as pd
-
         path = self.tables / f"{name}.parquet"
         if not path.exists():
             raise RunError(
                 f"{self.path} has no table {name!r}: repeat the command in its config.yaml, with another --out if need be"
             )
-        return pd.read_parquet(path)
+        return _read_parquet(path)
 
     def has_table(self, name: str) -> bool:
         return (self.tables / f"{name}.parquet").exists()
@@ -114,7 +137,7 @@ class RunDirectory:
                 with atomic(path) as file:
                     compute(chunk).to_parquet(file, index=False)
             # Read back also when just computed: a resumed run and an uninterrupted one see the same bytes.
-            frames.append(pd.read_parquet(path))
+            frames.append(_read_parquet(path))
             done(1)
         table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
         self.write_table(name, table)
@@ -145,7 +168,7 @@ def opened(path: Path, values: Mapping[str, Any], config_text: str) -> Iterator[
             folder.mkdir(exist_ok=True)
             for left in folder.rglob(f"{TEMPORARY}*"):
                 left.unlink()
-        if (path / "environment.json").exists():
+        if run.begun():
             _refuse_other(path, run.read_json("resolved.json"), values)
         else:
             # No model has been loaded yet: a command that failed on a typing error may be given again, corrected.
@@ -211,6 +234,19 @@ def _locked(path: Path) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError):
+        raise _damaged(path, "delete it, and the same command makes it again") from None
+
+
+def _damaged(path: Path, advice: str) -> RunError:
+    return RunError(f"{path} is damaged and can't be read: {advice}")
 
 
 def _refuse_other(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

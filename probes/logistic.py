@@ -137,13 +137,15 @@ def _newton(
     active = np.arange(start.shape[1])
     weights, margins = start, columns @ start
     initial = np.zeros(0)
+    floor = penalty * len(labels) * 1e3 * np.finfo(np.float64).eps
     for step in range(max_steps + 1):
         chance = expit(margins)
         gradient = ridge * weights + penalty * (columns.T @ (chance - labels))
         norm = np.sqrt(_dot(gradient, gradient))
         if step == 0:
             initial = norm
-        going = norm > tolerance * initial
+        # Constant features make the start the optimum; its gradient is then rounding, which no step can halve.
+        going = norm > np.maximum(tolerance * initial, floor)
         solution[:, active[~going]] = weights[:, ~going]
         if not going.any():
             return solution, step

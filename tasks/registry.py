@@ -57,7 +57,11 @@ def _from_file(reference: str) -> Family:
     # Registered before it runs: dataclasses look their own module up by name.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    if not hasattr(module, attribute):
-        classes = ", ".join(key for key, value in vars(module).items() if isinstance(value, type))
+    found = getattr(module, attribute, None)
+    if isinstance(found, type) and not hasattr(found, "generate"):
+        raise TaskError(f"{attribute!r} in {path_text!r} is no family: it has no generate; see tasks/contracts.py")
+    if not isinstance(found, type):
+        mine = (key for key, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__)
+        classes = ", ".join(mine)
         raise TaskError(f"family file {path_text!r} has no {attribute!r}: it defines {classes or 'no class'}")
-    return cast(Family, getattr(module, attribute)())
+    return cast(Family, found())

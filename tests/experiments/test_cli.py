@@ -54,13 +54,13 @@ def test_usage_errors_are_one_line() -> None:
 
 
 def test_bad_families_parameters_and_keys_are_named() -> None:
-    failed(probe("generate", "orderin", "--out", "-"), 1, "'orderin'", "did you mean ordering")
-    failed(probe("generate", "ordering", "--set", "n=1", "--out", "-"), 1, "n is 1")
-    failed(probe("generate", "ordering", "--set", "relation=above", "--out", "-"), 1, "front_behind")
+    failed(probe("generate", "orderin", "--out", "-"), 2, "'orderin'", "did you mean ordering")
+    failed(probe("generate", "ordering", "--set", "n=1", "--out", "-"), 2, "n is 1")
+    failed(probe("generate", "ordering", "--set", "relation=above", "--out", "-"), 2, "front_behind")
     failed(probe("show", "ordering", "--set", "n=4,8"), 2, "only `probe run` sweeps")
     failed(probe("run", "--set", "sed=1"), 2, "unknown key 'sed'", "seed")
-    failed(probe("run", "--family", "order"), 1, "unknown family 'order'")
-    failed(probe("run", "--set", "n=30"), 1, "n is 30", "24 names")
+    failed(probe("run", "--family", "order"), 2, "unknown family 'order'")
+    failed(probe("run", "--set", "n=30"), 2, "n is 30", "24 names")
     failed(probe("run", "--set", "presentations=original"), 2, "add it")
     failed(probe("report", "nowhere"), 1, "nowhere", "results.json")
 
@@ -75,6 +75,7 @@ def test_generate_writes_whole_files_and_the_first_sets_do_not_change(tmp_path) 
     shorter = probe(*words, "-", "--limit", "10")
     assert shorter.stdout.splitlines() == out.read_text().splitlines()[:10]
     failed(probe(*words, str(tmp_path / "no" / "such.jsonl")), 1, "No such file")
+    failed(probe(*words, ""), 2, "out is empty")
 
 
 def test_families_lists_parameters_with_their_choices() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.config import Setting, load, settings
-from experiments.errors import UsageError
+from experiments.errors import RunError, UsageError
 from experiments.items import check_presentations, frame, make, rows
 from experiments.rundir import RunDirectory
 from tasks.ordering import Ordering
@@ -27,6 +28,32 @@ def test_labels_other_than_yes_and_no_are_refused() -> None:
         check_presentations(TrueFalse(), grid)
     with pytest.raises(UsageError, match="free-form answers"):
         check_presentations(Free(), grid)
+
+
+def test_a_family_that_flips_the_gold_or_lacks_a_partner_is_refused(tmp_path: Path) -> None:
+    """Both presentations of a pair are scored against one gold answer."""
+
+    class Changed(Ordering):
+        def generate(self, params, *, seed, split):
+            for matched in super().generate(params, seed=seed, split=split):
+                yield replace(matched, presentations=self.change(matched.presentations))
+
+    class Flipping(Changed):
+        @staticmethod
+        def change(shown):
+            return (shown[0], replace(shown[1], gold="no" if shown[1].gold == "yes" else "yes"))
+
+    class Alone(Changed):
+        @staticmethod
+        def change(shown):
+            return shown[:1]
+
+    config = load(None, ["n=4"], {"limit": 8})
+    for family, words in ((Flipping(), "flips the gold answer"), (Alone(), "one original and one equivalent")):
+        run = RunDirectory(tmp_path)
+        with pytest.raises(RunError, match=words):
+            make(run, config, family, settings(config, family))
+        assert not run.items.exists()
 
 
 def test_items_are_written_once_and_rows_follow_the_file(tmp_path: Path) -> None:

@@ -189,6 +189,51 @@ def test_one_setting_and_more_presentations(tmp_path: Path) -> None:
     assert len((out / "responses.jsonl").read_text().splitlines()) == 16 * 4 * 2
 
 
+def test_changed_items_and_damaged_files_are_refused_and_a_lost_shard_is_made_again(
+    finished: Path, tmp_path: Path
+) -> None:
+    def copy(name: str) -> Path:
+        """A run that stopped before its results."""
+        out = tmp_path / name
+        shutil.copytree(finished, out)
+        for done in ("results.json", "report.html"):
+            (out / done).unlink()
+        return out
+
+    out = copy("cut")
+    lines = (out / "items.jsonl").read_text().splitlines(keepends=True)
+    (out / "items.jsonl").write_text("".join(lines[:24]))
+    result = probe(*SMALL, "--out", str(out))
+    assert result.returncode == 1
+    assert "begun with other items" in result.stderr
+    out = copy("no environment")
+    (out / "environment.json").unlink()
+    result = probe(*SMALL, "--seed", "9", "--out", str(out))
+    assert result.returncode == 1
+    assert "seed was 1, is 9" in result.stderr
+    out = copy("damaged")
+    (out / "tables" / "lens.parquet").write_bytes(b"PAR1 and no more")
+    result = probe(*SMALL, "--out", str(out))
+    assert result.returncode == 1
+    assert "lens.parquet is damaged" in result.stderr
+    assert "Traceback" not in result.stderr
+    out = copy("lost")
+    (out / "activations" / "base" / "shard-00000.h5").unlink()
+    for name in ("attribution", "patch", "heads", "ablate"):
+        (out / "tables" / f"{name}.parquet").unlink()
+    result = probe(*SMALL, "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    assert (out / "results.json").read_bytes() == (finished / "results.json").read_bytes()
+
+
+def test_too_few_instances_for_the_folds_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    result = probe("run", "--set", "n=4", "--limit", "8", "--out", str(tmp_path / "run"))
+    assert result.returncode == 2
+    assert "probe.folds is 5" in result.stderr
+    assert "raise limit to 10" in result.stderr
+    assert "load builtin" not in result.stderr
+
+
 def test_words_the_built_in_model_does_not_know_are_refused(tmp_path: Path) -> None:
     result = probe("run", "--set", "names=census", "--limit", "8", "--out", str(tmp_path / "run"))
     assert result.returncode == 1
