@@ -90,6 +90,7 @@ def _view(source: Source) -> dict[str, Any]:
         "ablation": plots_causes.ablation(source),
         "ablation_table": tables_inside.ablation(source),
         "ablated": source.resolved["ablate"]["heads"],
+        "note": source.profile("base").get("note", ""),
         "pairs": pairs(source),
         "pair_count": f"{source.profile('base')['n']:,}",
         "arms": [shown(arm) for arm in source.arms],

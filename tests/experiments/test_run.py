@@ -178,6 +178,17 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path: Path) -> None:
     assert "the same command goes on" in said and "Traceback" not in said
 
 
+def test_an_instance_under_two_settings_is_said_to_be_counted_twice(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = probe(
+        *SMALL, "--set", "n=4", "--set", "relation=front_behind,left_right", "--limit", "12", "--out", str(out)
+    )
+    assert result.returncode == 0, result.stderr
+    profile = json.loads((out / "results.json").read_text())["arms"]["base"]["behaviour"]["profile"]
+    assert profile["all"]["note"].startswith("12 of 24 pairs are instances that stand under another setting too")
+    assert profile["all"]["note"] in (out / "report.html").read_text()
+
+
 def test_one_setting_and_more_presentations(tmp_path: Path) -> None:
     kinds = "original,equivalent,reshuffled,rewritten"
     out = tmp_path / "run"
