@@ -26,7 +26,6 @@ from activations.prompts import chat_template
 from activations.structure import text_config
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
-ALIASES = ("builtin", "smollm2")
 BUILTIN = Path(__file__).parent / "builtin" / "base"
 _ALLOWED = "a hub id owner/name, a model folder, a .gguf file, 'smollm2' or 'builtin'"
 _SHA = re.compile(r"[0-9a-f]{64}")

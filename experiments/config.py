@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from experiments.errors import UsageError
 from tasks.contracts import Family
+from tasks.parsing import PARSER_VERSION
 
 FORMAT = 1
 
@@ -148,7 +149,7 @@ def resolved(config: Config, family: Family, grid: Sequence[Setting]) -> dict[st
     """Every value that decides the run's numbers, defaults filled in."""
     values = config.model_dump(mode="json")
     values["params"] = {setting.label: dict(setting.params) for setting in grid}
-    return {"format": FORMAT, "family_version": family.version, **values}
+    return {"format": FORMAT, "family_version": family.version, "parser_version": PARSER_VERSION, **values}
 
 
 def digest(values: Mapping[str, Any]) -> str:
