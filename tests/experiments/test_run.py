@@ -167,9 +167,15 @@ def test_a_run_killed_in_every_stage_gives_the_results_of_an_uninterrupted_one(f
 def test_ctrl_c_leaves_a_run_that_resumes(tmp_path: Path) -> None:
     out = tmp_path / "interrupted"
     process = subprocess.Popen(
-        [*PROBE, *SMALL, "--out", str(out)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT,
+        [*PROBE, *SMALL, "--out", str(out)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
         env=_environment(),
-    )  # fmt: skip
+        # A suite started in the background of a shell inherits an ignored SIGINT, and a child would ignore it too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     while process.poll() is None and _lines(out) == 0:
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)
