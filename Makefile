@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: run test test-real test-gpu lint bench builtin clean
+.PHONY: run test test-slow test-real test-gpu lint bench builtin clean
 
 # TORCH goes first, so that a machine gets the build it was asked for; all else then finds torch there.
 $(VENV)/.installed: pyproject.toml
@@ -29,7 +29,11 @@ lint: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest -n auto -m "not real_model and not gpu"
+	$(BIN)/pytest -n auto -m "not real_model and not gpu and not slow"
+
+# Needs many minutes of CPU: every relation and presentation on 1,000 sets, 2,000 simulated studies.
+test-slow: $(VENV)/.installed-test
+	$(BIN)/pytest -n auto -m slow
 
 # Needs the packaged SmolLM2-135M-Instruct (92 MB) and several minutes of CPU.
 test-real: $(VENV)/.installed-test

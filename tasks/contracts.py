@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 Split = Literal["train", "validation", "test"]
@@ -129,7 +129,8 @@ class Grade:
 class Parameter:
     """One parameter of a family as ``probe families`` lists it.
 
-    ``takes_list`` says that a list is one value; elsewhere a run reads a list as several settings.
+    ``takes_list`` says that a list is one value; elsewhere a run reads a list as several settings. ``other_choices`` are
+    allowed as well but listed apart, by group: values for a special use.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Parameter:
     choices: tuple[str, ...] | None
     help: str
     takes_list: bool = False
+    other_choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Family(Protocol):
