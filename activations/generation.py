@@ -1,4 +1,4 @@
-"""Greedy generation in batches, with nothing inherited from the checkpoint but its end tokens.
+"""Generation in batches, greedy or sampled, with nothing inherited from the checkpoint but its end tokens.
 
 Problem. `hf_model.generate` fills whatever the caller leaves open from the checkpoint's own generation_config:
 sampling, temperature, a repetition penalty, suppressed tokens. The same prompt then gives other text on another engine,
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from activations.batching import batches, pad
 from activations.errors import ModelError
 from activations.prompts import Prompt
+from activations.sampling import Sampling
 
 if TYPE_CHECKING:
     from activations.model import Model
@@ -40,16 +41,28 @@ class Generated:
 
 
 def generate(
-    model: Model, prompts: Sequence[Prompt], *, max_tokens: int, batch_tokens: int = 8192
+    model: Model,
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int,
+    batch_tokens: int = 8192,
+    sampling: Sampling | None = None,
+    names: Sequence[Sequence[str]] = (),
 ) -> Iterator[list[tuple[int, Generated]]]:
-    """Continue each prompt greedily by at most `max_tokens`; yields batches of (number of the prompt, answer).
+    """Continue each prompt by at most `max_tokens`; yields batches of (number of the prompt, answer).
 
     The order of the batches is by length; the numbers say which prompt each answer belongs to.
+
+    Args:
+        sampling: None takes the largest logit.
+        names: with sampling, what identifies the draws of each prompt; the same name draws the same noise.
     """
     if max_tokens < 1:
         raise ModelError(f"max_tokens is {max_tokens}; give 1 or more")
     if not callable(getattr(model.hf_model, "generate", None)):
         raise ModelError(f"model {model.name!r} cannot generate; give a causal language model")
+    if sampling is not None and len(names) != len(prompts):
+        raise ModelError(f"sampling needs a name for each prompt's draws; got {len(names)} for {len(prompts)} prompts")
     lengths = [len(prompt.ids) for prompt in prompts]
     if model.context is not None and lengths and (longest := max(lengths)) + max_tokens > model.context:
         raise ModelError(
@@ -63,7 +76,8 @@ def generate(
         for batch in rows:
             # Entered anew for each batch: the caller may have switched in between.
             with model.use(adapter):
-                made = _continue(model, [prompts[row] for row in batch], max_tokens)
+                drawn = None if sampling is None else sampling.processors([names[row] for row in batch])
+                made = _continue(model, [prompts[row] for row in batch], max_tokens, drawn)
             yield list(zip(batch, made, strict=True))
 
     return run()
@@ -77,11 +91,12 @@ def end_tokens(model: Model) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(token) for token in found if token is not None and 0 <= token < model.d_vocab))
 
 
-def _continue(model: Model, prompts: Sequence[Prompt], max_tokens: int) -> list[Generated]:
+def _continue(model: Model, prompts: Sequence[Prompt], max_tokens: int, drawn: Any) -> list[Generated]:
     from transformers import GenerationConfig
 
     ends = end_tokens(model)
-    greedy = GenerationConfig(
+    # Sampling is noise on the logits (see sampling), so that the largest one is always the next token.
+    largest = GenerationConfig(
         max_new_tokens=max_tokens,
         do_sample=False,
         num_beams=1,
@@ -92,9 +107,9 @@ def _continue(model: Model, prompts: Sequence[Prompt], max_tokens: int) -> list[
     arguments: dict[str, Any] = {"input_ids": padded.input_ids, "attention_mask": padded.attention_mask}
     own = model.hf_model.generation_config
     # Passing the config is not enough: what it leaves open would be filled from the checkpoint's.
-    model.hf_model.generation_config = greedy
+    model.hf_model.generation_config = largest
     try:
-        output = model.hf_model.generate(**arguments, generation_config=greedy)
+        output = model.hf_model.generate(**arguments, generation_config=largest, logits_processor=drawn)
     finally:
         model.hf_model.generation_config = own
     new = output[:, padded.input_ids.shape[1] :].tolist()

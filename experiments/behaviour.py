@@ -8,17 +8,19 @@ raw text: a better parser needs no model.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from experiments.errors import GateError
 from experiments.items import Row, frame
-from experiments.rundir import RunDirectory, append_lines
+from experiments.rundir import RunDirectory, append_lines, whole_lines
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from activations.model import Model
     from activations.prompts import Prompt
+    from activations.sampling import Sampling
     from tasks.contracts import Family
 
 Identity = tuple[str, str, str, str]
@@ -34,24 +36,37 @@ def ask(
     max_tokens: int,
     batch_tokens: int,
     done: Callable[[int], None],
+    sampling: Sampling | None = None,
+    have: Collection[Identity] | None = None,
 ) -> None:
-    """Append the greedy answers of the model as it is now to responses.jsonl; answers already there are kept.
+    """Append the answers of the model as it is now to responses.jsonl; answers already there are kept.
 
     Args:
         arm: ``base`` or the adapter's name.
         asked: rows, one a prompt.
         done: told the number of rows just finished.
+        sampling: None asks greedily.
+        have: answers that are there; None looks into the file.
     """
     from activations.batching import batches
     from activations.generation import generate
 
-    have = {_identity(record) for record in responses(run)}
+    if have is None:
+        have = {identity(record) for record in responses(run)}
+    names = [] if sampling is None else [(arm, *row.identity) for row in asked]
     for batch in batches([len(prompt.ids) for prompt in prompts], batch_tokens):
         missing = [index for index in batch if (arm, *asked[index].identity) not in have]
         if missing:
             # The whole batch again: another composition could round differently.
             answered = {}
-            for part in generate(model, [prompts[i] for i in batch], max_tokens=max_tokens, batch_tokens=batch_tokens):
+            for part in generate(
+                model,
+                [prompts[i] for i in batch],
+                max_tokens=max_tokens,
+                batch_tokens=batch_tokens,
+                sampling=sampling,
+                names=[names[i] for i in batch] if names else (),
+            ):
                 answered.update({batch[place]: generated for place, generated in part})
             append_lines(run.responses, [_line(arm, asked[i], prompts[i], answered[i]) for i in missing])
         done(len(batch))
@@ -62,14 +77,34 @@ def responses(run: RunDirectory) -> list[dict[str, Any]]:
     return run.read_records(run.responses)
 
 
-def table(run: RunDirectory, family: Family, asked: Sequence[Row], arms: Sequence[str]) -> pd.DataFrame:
+def responses_of(run: RunDirectory, setting: str) -> list[dict[str, Any]]:
+    """The records of one setting; the file is read through, but only these are kept."""
+    if not run.responses.exists():
+        return []
+    marker = f'"setting": {json.dumps(setting)}'.encode()
+    with run.responses.open("rb") as file:
+        # Model text could hold the marker too, in a record of another setting.
+        found = [json.loads(line) for line in file if marker in line]
+    return [record for record in found if record["setting"] == setting]
+
+
+def mend(run: RunDirectory) -> None:
+    """Cut off a last line that a kill left without its end."""
+    whole_lines(run.responses)
+
+
+def table(
+    given: Mapping[Identity, Mapping[str, Any]], family: Family, asked: Sequence[Row], arms: Sequence[str]
+) -> pd.DataFrame:
     """The behaviour table: one row an arm and presentation, with raw text, status, rule, answer and correctness.
 
     ``answer`` is missing where the text could not be read; ``correct`` is then False.
+
+    Args:
+        given: the responses, see ``by_identity``.
     """
     import pandas as pd
 
-    given = {_identity(record): record for record in responses(run)}
     base = frame(asked)
     parts = []
     for arm in arms:
@@ -100,6 +135,26 @@ def table(run: RunDirectory, family: Family, asked: Sequence[Row], arms: Sequenc
     return pd.concat(parts, ignore_index=True)
 
 
+def by_identity(records: Iterable[dict[str, Any]]) -> dict[Identity, dict[str, Any]]:
+    """Responses by arm, setting, instance key and presentation."""
+    return {identity(record): record for record in records}
+
+
+def gate(results: Mapping[str, Any], max_unparsed: float) -> None:
+    """Refuse results in which too many answers could not be read.
+
+    Raises:
+        GateError: in some arm more than ``max_unparsed``; all files are there.
+    """
+    for arm, found in results["arms"].items():
+        unparsed = found["behaviour"]["unparsed"]
+        if unparsed["value"] > max_unparsed:
+            raise GateError(
+                f"{unparsed['count']} of {unparsed['n']} answers of {arm} could not be read (max_unparsed {max_unparsed}): "
+                "look at responses.jsonl; raise max_tokens or max_unparsed"
+            )
+
+
 def _line(arm: str, row: Row, prompt: Prompt, generated: Any) -> str:
     setting, key, presentation = row.identity
     record = {
@@ -118,5 +173,6 @@ def _line(arm: str, row: Row, prompt: Prompt, generated: Any) -> str:
     return json.dumps(record) + "\n"
 
 
-def _identity(record: dict[str, Any]) -> Identity:
+def identity(record: Mapping[str, Any]) -> Identity:
+    """What names one response: arm, setting, instance key, presentation."""
     return record["arm"], record["setting"], record["key"], record["presentation"]

@@ -12,11 +12,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -28,11 +30,13 @@ from tasks.parsing import PARSER_VERSION
 FORMAT = 1
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """Keys that belong together; an unknown one is refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class ProbeSettings(_Section):
+class ProbeSettings(Section):
     """Linear probes."""
 
     folds: int = Field(5, ge=2, le=20, description="folds, grouped by instance")
@@ -42,39 +46,47 @@ class ProbeSettings(_Section):
     threshold: float = Field(0.9, gt=0.5, le=1, description="AUROC that counts as readable")
 
 
-class PatchSettings(_Section):
+class PatchSettings(Section):
     """Residual patching at the answer position."""
 
     pairs: int = Field(40, ge=2, le=100_000, description="disagreeing pairs, and as many agreeing controls, at most")
     check_cells: int = Field(20, ge=1, le=10_000, description="cells recomputed by plain forwards in every sweep")
 
 
-class AblateSettings(_Section):
+class AblateSettings(Section):
     """Zero-ablation of attention heads at the answer position."""
 
     heads: int = Field(3, ge=1, le=10_000, description="number of top-ranked heads to ablate together")
     random_sets: int = Field(10, ge=1, le=1000, description="random head sets of the same number, as control")
 
 
-class Config(_Section):
-    """A whole run. Defaults study the built-in pair."""
+class Asking(Section):
+    """What every command that asks a model needs to know."""
+
+    command: ClassVar[str] = "run"  # the one whose run directory this configuration describes
 
     model: str = Field("builtin", min_length=1, description="hub id, folder, .gguf file, builtin or smollm2")
     adapter: tuple[str, ...] = Field((), description="adapters of the model: hub ids or folders")
     family: str = Field("ordering", min_length=1, description="problem family")
     params: dict[str, Any] = Field(default_factory=dict, description="family parameters; a list sweeps")
-    limit: int = Field(100, ge=8, le=1_000_000, description="matched sets a setting")
+    limit: int = Field(100, ge=1, le=1_000_000, description="matched sets a setting")
     seed: int = Field(1, ge=0, description="seed of items, folds, shuffles, resamples and controls")
     split: Literal["train", "validation", "test"] = Field("test", description="split of the items")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = Field("float32", description="weights are loaded as")
-    store_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="activations are kept as")
     batch_tokens: int = Field(8192, ge=1, description="padded tokens in a batch, at most")
     max_tokens: int = Field(20, ge=1, le=100_000, description="tokens of an answer, at most")
     resamples: int = Field(2000, ge=100, le=1_000_000, description="bootstrap resamples")
     max_unparsed: float = Field(0.5, ge=0, le=1, description="share of unread answers above which the exit code is 3")
     any_base: bool = Field(False, description="accept an adapter that names another base model")
     trust_remote_code: bool = Field(False, description="run code that comes with the model")
+
+
+class Config(Asking):
+    """A whole study. Defaults study the built-in pair."""
+
+    limit: int = Field(100, ge=8, le=1_000_000, description="matched sets a setting")
+    store_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="activations are kept as")
     probe: ProbeSettings = ProbeSettings()
     patch: PatchSettings = PatchSettings()
     ablate: AblateSettings = AblateSettings()
@@ -88,8 +100,19 @@ class Setting:
     params: Mapping[str, Any]
 
 
+AnyConfig = TypeVar("AnyConfig", bound=Asking)
+
+
 def load(path: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> Config:
+    """Configuration of a whole study; see ``load_as``."""
+    return load_as(Config, path, overrides, flags)
+
+
+def load_as(kind: type[AnyConfig], path: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> AnyConfig:
     """Configuration from a YAML file, then ``--set`` pairs, then flags; later ones win.
+
+    Args:
+        kind: class of the configuration; its fields are the keys.
 
     Raises:
         UsageError: unknown key, bad value or unreadable file, named in one line.
@@ -98,7 +121,7 @@ def load(path: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -
     if path is not None:
         values = _read_yaml(path)
     for pair in overrides:
-        _set(values, pair)
+        _set(values, pair, kind)
     values.update({key: value for key, value in flags.items() if value is not None})
     if values.get("params") is None:
         values["params"] = {}
@@ -112,22 +135,22 @@ def load(path: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -
     if isinstance(values.get("adapter"), str):
         values["adapter"] = (values["adapter"],)
     try:
-        return Config(**values)
+        return kind(**values)
     except ValidationError as error:
-        raise UsageError(_first_problem(error)) from None
+        raise UsageError(_first_problem(error, kind)) from None
     except TypeError as error:
-        raise UsageError(f"bad configuration: {error}; keys are {', '.join(Config.model_fields)}") from None
+        raise UsageError(f"bad configuration: {error}; keys are {', '.join(kind.model_fields)}") from None
 
 
-def settings(config: Config, family: Family) -> list[Setting]:
+def settings(config: Asking, family: Family) -> list[Setting]:
     """The grid of family parameters that the run covers, validated by the family."""
     known = {parameter.name: parameter for parameter in family.parameters()}
     for key in config.params:
         if key not in known:
-            close = get_close_matches(key, [*known, *Config.model_fields], n=1)
+            close = get_close_matches(key, [*known, *type(config).model_fields], n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             raise UsageError(
-                f"unknown key {key!r}{hint}: configuration keys are {', '.join(Config.model_fields)}; "
+                f"unknown key {key!r}{hint}: configuration keys are {', '.join(type(config).model_fields)}; "
                 f"parameters of {family.name} are {', '.join(known)}"
             )
     axes = {k: v for k, v in config.params.items() if isinstance(v, (list, tuple)) and not known[k].takes_list}
@@ -145,16 +168,27 @@ def settings(config: Config, family: Family) -> list[Setting]:
     return found
 
 
-def resolved(config: Config, family: Family, grid: Sequence[Setting]) -> dict[str, Any]:
+def resolved(config: Asking, family: Family, grid: Sequence[Setting]) -> dict[str, Any]:
     """Every value that decides the run's numbers, defaults filled in."""
     values = config.model_dump(mode="json")
     values["params"] = {setting.label: dict(setting.params) for setting in grid}
-    return {"format": FORMAT, "family_version": family.version, "parser_version": PARSER_VERSION, **values}
+    return {
+        "command": config.command,
+        "format": FORMAT,
+        "family_version": family.version,
+        "parser_version": PARSER_VERSION,
+        **values,
+    }
 
 
 def digest(values: Mapping[str, Any]) -> str:
     """sha256 over the resolved values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def config_text(config: Asking) -> str:
+    """What a run directory keeps as config.yaml: the command, and every value it stands for."""
+    return f"# {shlex.join(['probe', *sys.argv[1:]])}\n{yaml.safe_dump(config.model_dump(mode='json'))}"
 
 
 def parse_pair(pair: str) -> tuple[str, Any]:
@@ -189,10 +223,20 @@ def _read_yaml(path: str) -> dict[str, Any]:
     return loaded
 
 
-def _set(values: dict[str, Any], pair: str) -> None:
+def _sections(kind: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """The keys of a configuration that hold keys of their own."""
+    found = {}
+    for name, field in kind.model_fields.items():
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                found[name] = part
+    return found
+
+
+def _set(values: dict[str, Any], pair: str, kind: type[Asking]) -> None:
     key, value = parse_pair(pair)
     first, *rest = key.split(".")
-    if not rest and first not in Config.model_fields:
+    if not rest and first not in kind.model_fields:
         first, rest = "params", [key]
     if not rest:
         if first == "params":
@@ -202,18 +246,19 @@ def _set(values: dict[str, Any], pair: str) -> None:
     section = values.get(first)
     if section is None:
         section = values[first] = {}
-    if len(rest) != 1 or not isinstance(section, dict) or first not in ("params", "probe", "patch", "ablate"):
-        raise UsageError(f"unknown key {key!r}: sections are params, probe, patch and ablate, one level deep")
+    sections = ("params", *_sections(kind))
+    if len(rest) != 1 or not isinstance(section, dict) or first not in sections:
+        raise UsageError(f"unknown key {key!r}: sections are {', '.join(sections)}, one level deep")
     section[rest[0]] = value
 
 
-def _first_problem(error: ValidationError) -> str:
+def _first_problem(error: ValidationError, kind: type[Asking]) -> str:
     problem = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        section: type[BaseModel] = Config
+        section: type[BaseModel] = kind
         for part in problem["loc"][:-1]:
-            section = type(getattr(Config(), str(part)))
+            section = _sections(section).get(str(part), section)
         keys = list(section.model_fields)
         close = get_close_matches(str(problem["loc"][-1]), keys, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""

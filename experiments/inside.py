@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.errors import RunError
-from experiments.items import Row, frame
+from experiments.items import PAIR, Row, frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from activations.store import ActivationStore
     from experiments.config import Config
 
-PAIR = ("original", "equivalent")
 SITES = ("resid_post", "z")
 # The lens reads stored float32 rows with the code that made the readout; above this the two are not the same model.
 LENS_BOUND = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-2}

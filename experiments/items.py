@@ -8,20 +8,24 @@ relation and another): ``key`` is then shared, which is what folds are grouped b
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
 from experiments.errors import RunError, UsageError
-from experiments.rundir import RunDirectory
-from tasks.files import from_record, to_line
+from experiments.rundir import RunDirectory, atomic
+from tasks.files import from_record, to_record
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from experiments.config import Config, Setting
+    from experiments.config import Asking, Setting
     from tasks.contracts import Family, MatchedSet, Presentation
+
+
+# The presentations that a whole study is about, and a table where nothing else is asked for.
+PAIR = ("original", "equivalent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,54 +49,88 @@ class Row:
         return self.setting, self.matched.instance.key, self.presentation.kind
 
 
-def check_presentations(family: Family, grid: Sequence[Setting]) -> None:
-    """A run is about pairs: the original and its equivalent have to be there, and answers have to be labels."""
+def check_labels(family: Family) -> None:
+    """Answers have to be yes or no.
+
+    Raises:
+        UsageError: the family has other answers.
+    """
     labels = None if family.answers is None else tuple(family.answers)
     if labels != ("yes", "no"):
         found = "free-form answers" if labels is None else f"the labels {', '.join(labels)}"
         raise UsageError(
-            f"family {family.name!r} has {found}: `probe run` reads yes against no, so name the labels yes and no, in "
+            f"family {family.name!r} has {found}: runs read yes against no, so name the labels yes and no, in "
             "this order, and list what the model says as their variants"
         )
+
+
+def check_presentations(family: Family, grid: Sequence[Setting]) -> None:
+    """A whole study is about pairs: original and equivalent have to be there, and the answer next after the prompt."""
+    check_labels(family)
     for setting in grid:
         kinds = setting.params.get("presentations", ["original", "equivalent"])
         if "equivalent" not in kinds:
             raise UsageError(f"presentations is {', '.join(kinds)}: a run compares original with equivalent, add it")
+        if setting.params.get("prompt") == "reasoning":
+            raise UsageError(
+                "prompt is 'reasoning': `probe run` reads the answer right after the prompt, where a model that reasons "
+                "first has none; use prompt=direct, or `probe eval`"
+            )
 
 
-def make(run: RunDirectory, config: Config, family: Family, grid: Sequence[Setting]) -> list[Item]:
-    """The run's items, generated and written once, read back after that.
+def make(
+    run: RunDirectory,
+    config: Asking,
+    family: Family,
+    grid: Sequence[Setting],
+    pairs: Sequence[tuple[str, str]] = (PAIR,),
+) -> None:
+    """Write the run's items, unless they are there: a set at a time, whatever their number.
+
+    Args:
+        pairs: kinds of presentations that the run compares.
 
     Raises:
-        RunError: the family has fewer distinct sets than asked for.
+        RunError: the family has fewer distinct sets than asked for, or a set lacks one of the pairs.
     """
-    if not run.items.exists():
-        lines: list[str] = []
+    if run.items.exists():
+        return
+    with atomic(run.items) as file:
         for setting in grid:
-            sets = list(islice(family.generate(setting.params, seed=config.seed, split=config.split), config.limit))
-            if len(sets) < config.limit:
-                raise RunError(f"{setting.label} gives {len(sets)} sets, not {config.limit}: lower --limit")
-            for matched in sets:
-                _check_pair(family, matched)
-                record = json.loads(to_line(matched, version=family.version))
-                lines.append(json.dumps({"setting": setting.label, **record}, ensure_ascii=False) + "\n")
-        run.write_text("items.jsonl", "".join(lines))
-    records = run.read_records(run.items)
-    return [Item(record["setting"], from_record(record)) for record in records]
+            count = 0
+            for matched in islice(family.generate(setting.params, seed=config.seed, split=config.split), config.limit):
+                for pair in pairs:
+                    _check_pair(family, matched, pair)
+                record = {"setting": setting.label, **to_record(matched, version=family.version)}
+                file.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
+                count += 1
+            if count < config.limit:
+                raise RunError(f"{setting.label} gives {count} sets, not {config.limit}: lower --limit")
 
 
-def _check_pair(family: Family, matched: MatchedSet) -> None:
+def stored(run: RunDirectory) -> Iterator[tuple[str, list[Item]]]:
+    """Label and items of each setting, in order, one setting in memory at a time.
+
+    Raises:
+        RunError: a line is damaged.
+    """
+    records = run.records(run.items)
+    for label, group in groupby(records, key=lambda record: record["setting"]):
+        yield label, [Item(label, from_record(record)) for record in group]
+
+
+def _check_pair(family: Family, matched: MatchedSet, pair: tuple[str, str]) -> None:
     """Every number of a run is about two presentations with one gold answer."""
     kinds = [shown.kind for shown in matched.presentations]
-    for kind in ("original", "equivalent"):
+    for kind in pair:
         if kinds.count(kind) != 1:
             raise RunError(
-                f"family {family.name!r} renders {', '.join(kinds)}: a run needs one original and one equivalent a set"
+                f"family {family.name!r} renders {', '.join(kinds)}: a run needs one {pair[0]} and one {pair[1]} a set"
             )
-    golds = [matched[kind].gold for kind in ("original", "equivalent")]
+    golds = [matched[kind].gold for kind in pair]
     if golds[0] != golds[1]:
         raise RunError(
-            f"family {family.name!r} flips the gold answer between original ({golds[0]}) and equivalent ({golds[1]}): "
+            f"family {family.name!r} flips the gold answer between {pair[0]} ({golds[0]}) and {pair[1]} ({golds[1]}): "
             "a run compares presentations that keep it, so give the flipping one another name"
         )
 

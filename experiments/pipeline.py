@@ -18,11 +18,7 @@ file exists is not run again, so the same command resumes; see ``rundir`` for wh
 
 from __future__ import annotations
 
-import hashlib
-import platform
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import behaviour, items
 from experiments.config import Config, Setting, resolved, settings
-from experiments.errors import GateError, RunError, UsageError
+from experiments.environment import remember
+from experiments.errors import RunError, UsageError
 from experiments.progress import Reporter
 from experiments.rundir import RunDirectory, opened
 
@@ -44,10 +41,6 @@ if TYPE_CHECKING:
 
 ARM_TABLES = ("readout", "probes", "probe_rows", "lens", "decomposition", "patch", "heads", "ablate", "attribution")
 TABLES = ("behaviour", *ARM_TABLES)
-VERSIONED = (
-    "pairlens", "torch", "transformers", "peft", "tokenizers", "numpy", "scipy", "scikit-learn", "statsmodels", "pandas",
-    "h5py", "matplotlib",
-)  # fmt: skip
 SPARE_BYTES = 50 * 2**20  # tables, items and report of a run, beside its activations
 
 
@@ -67,7 +60,7 @@ class _Study:
 
 
 def run(config: Config, directory: Path, *, config_text: str, reporter: Reporter) -> dict[str, Any]:
-    """Do or resume a whole run and return its results; ``gate`` says whether enough answers could be read.
+    """Do or resume a whole run and return its results; ``behaviour.gate`` says whether enough answers could be read.
 
     Raises:
         UsageError, RunError: see the message.
@@ -92,13 +85,15 @@ def _run(
     from experiments.results import headline
 
     _check_folds(config, grid)
-    made = items.make(run, config, family, grid)
+    items.make(run, config, family, grid)
+    made = [item for _, setting_items in items.stored(run) for item in setting_items]
     study = _open_study(run, config, family, items.rows(made), reporter)
     for arm in study.arms:
         with study.model.use(None if arm == "base" else arm):
             _ask(study, arm)
     if not run.has_table("behaviour"):
-        run.write_table("behaviour", behaviour.table(run, family, study.asked, study.arms))
+        given = behaviour.by_identity(behaviour.responses(run))
+        run.write_table("behaviour", behaviour.table(given, family, study.asked, study.arms))
     for arm in study.arms:
         with study.model.use(None if arm == "base" else arm):
             _look_inside(study, arm)
@@ -120,6 +115,7 @@ def _open_study(
     run: RunDirectory, config: Config, family: Family, asked: list[items.Row], reporter: Reporter
 ) -> _Study:
     from activations.model import load
+    from activations.prompts import ids_hash
     from activations.readout import answer_tokens
     from experiments.causes import check_heads
 
@@ -143,7 +139,7 @@ def _open_study(
     # All refusals come before the environment is written, which ties the directory to this configuration.
     _check_context(study)
     _announce(study)
-    _remember_environment(study)
+    remember(run, model, token_ids=ids_hash(prompts), seed=config.seed)
     return study
 
 
@@ -185,47 +181,6 @@ def _announce(study: _Study) -> None:
             f"the run needs {needed / 2**20:.0f} MiB and {study.run.path} has {free / 2**20:.0f} MiB free: "
             "free some, lower --limit, set store_dtype=bfloat16 or give --out on another disk"
         )
-
-
-def _remember_environment(study: _Study) -> None:
-    """Write environment.json once; a resumed run must meet the same model, items and token ids."""
-    from activations.prompts import ids_hash
-
-    run, model, config = study.run, study.model, study.config
-    name = "environment.json"
-    # Token ids also stand for the tokenizer: a changed vocabulary shows here.
-    asked = {"items": hashlib.sha256(run.items.read_bytes()).hexdigest(), "token_ids": ids_hash(study.prompts)}
-    if run.begun():
-        environment = run.read_json(name)
-        for key, value in asked.items():
-            if environment.get("asked", {}).get(key) != value:
-                raise RunError(
-                    f"{run.path} was begun with other {key.replace('_', ' ')} (items.jsonl or the tokenizer has changed): "
-                    "give another --out, or put the old files back"
-                )
-        known = environment["model"]
-        for key, value in model.identity.items():
-            if key not in ("versions",) and known.get(key) != value:
-                raise RunError(
-                    f"{run.path} was begun with another model ({key} was {known.get(key)}, is {value}): "
-                    "give another --out, or the old model"
-                )
-        return
-    run.write_json(
-        name,
-        {
-            "model": model.identity,
-            "asked": asked,
-            "versions": _versions(),
-            "python": sys.version.split()[0],
-            "platform": platform.platform(),
-            "processor": platform.processor() or platform.machine(),
-            "threads": _threads(),
-            "git": _git(),
-            "seed": config.seed,
-            "command": sys.argv,
-        },
-    )
 
 
 def _ask(study: _Study, arm: str) -> None:
@@ -337,53 +292,3 @@ def _clean(run: RunDirectory, arms: Sequence[str]) -> None:
     for name in ARM_TABLES:
         for arm in arms:
             (run.tables / f"{name}-{arm}.parquet").unlink(missing_ok=True)
-
-
-def gate(results: dict[str, Any], config: Config) -> None:
-    """Refuse results in which too many answers could not be read.
-
-    Raises:
-        GateError: more than ``max_unparsed``; all files are there.
-    """
-    for arm, found in results["arms"].items():
-        unparsed = found["behaviour"]["unparsed"]
-        if unparsed["value"] > config.max_unparsed:
-            raise GateError(
-                f"{unparsed['count']} of {unparsed['n']} answers of {arm} could not be read (max_unparsed "
-                f"{config.max_unparsed}): look at responses.jsonl; raise max_tokens or max_unparsed"
-            )
-
-
-def _versions() -> dict[str, str | None]:
-    """Versions of this package and of the libraries whose code makes the numbers."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found: dict[str, str | None] = {}
-    for name in VERSIONED:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # run from a checkout that was never installed
-            found[name] = None
-    return found
-
-
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-
-def _git() -> str | None:
-    """Commit of the checkout that this package runs from; None where it is installed like any other package."""
-    here = Path(__file__)
-    try:
-        # An installed package may lie inside somebody else's repository, whose commit would say nothing.
-        tracked = _git_says("ls-files", "--error-unmatch", here.name, cwd=here.parent)
-        return _git_says("describe", "--always", "--dirty", cwd=here.parent) if tracked else None
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-
-
-def _git_says(*words: str, cwd: Path) -> str | None:
-    found = subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, timeout=5, check=False)
-    return found.stdout.strip() or None

@@ -16,14 +16,13 @@ import numpy as np
 from experiments.causes import DONORS, ranking
 from experiments.inside import DECOMPOSED, PAIR, design
 from experiments.link import ABOVE_CHANCE, KINDS, OUTCOMES
-from experiments.statistics import Arm, Share, compare_arms, holm, kappa_bar, pair_profile, share
+from experiments.profiles import contrast, profile, reading
+from experiments.statistics import Share, share
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from experiments.config import Config
-
-CONTRASTS = ("accuracy_original", "accuracy_equivalent", "invariance", "robust", "kappa")
 
 
 def headline(tables: Mapping[str, pd.DataFrame], arms: Sequence[str], labels: Sequence[str], config: Config) -> Any:
@@ -38,7 +37,7 @@ def headline(tables: Mapping[str, pd.DataFrame], arms: Sequence[str], labels: Se
     found = {
         "arms": {
             arm: {
-                "behaviour": behaviour(of["behaviour"][arm], of["readout"][arm]),
+                "behaviour": behaviour(of["behaviour"][arm], of["readout"][arm], config),
                 "decomposition": decomposition(of["decomposition"][arm]),
                 "probes": probes(of["probes"][arm], config),
                 "patching": patching(of["patch"][arm], config),
@@ -54,36 +53,16 @@ def headline(tables: Mapping[str, pd.DataFrame], arms: Sequence[str], labels: Se
     return plain(found)
 
 
-def behaviour(table: pd.DataFrame, readout: pd.DataFrame) -> dict[str, Any]:
-    """Competence profile: one entry a setting, and all settings together with the mean κ over them."""
-    pairs = paired(table)
-    profiles = {}
-    for setting, part in [*pairs.groupby("setting", sort=False), ("all", pairs)]:
-        profile = pair_profile(part["original"].tolist(), part["equivalent"].tolist(), part["gold"].tolist())
-        profiles[str(setting)] = dataclasses.asdict(profile)
-    bar = kappa_bar(pairs["setting"].tolist(), pairs["original"].tolist(), pairs["equivalent"].tolist())
-    adjusted = holm({name: profile["mcnemar"]["p"] for name, profile in profiles.items() if name != "all"})
-    for name, p in adjusted.items():
-        profiles[name]["mcnemar"]["p_holm"] = p
-    status = table.groupby(["presentation", "status"]).size()
+def behaviour(table: pd.DataFrame, readout: pd.DataFrame, config: Config) -> dict[str, Any]:
+    """Competence profile, reading of the answers, and whether the text says what the readout says."""
     same = table["answer"].to_numpy(dtype=object, na_value=None) == np.where(readout["difference"] > 0, "yes", "no")
     read = table["answer"].notna().to_numpy()
-    repeated = len(pairs) - pairs["key"].nunique()
-    profiles["all"]["note"] = (
-        f"{repeated} of {len(pairs)} pairs are instances that stand under another setting too: intervals over all settings "
-        "take them as independent and are too narrow"
-        if repeated
-        else ""
-    )
     return {
-        "profile": profiles,
-        "kappa_bar": {"value": bar.value, "n": bar.n, "support": bar.support, "method": bar.method,
-                      "reason": bar.reason, "undefined": list(bar.undefined)},
-        "status": {kind: {str(s): int(c) for s, c in status[kind].items()} for kind in PAIR},
-        "unparsed": share(int((~read).sum()), len(read)),
+        **profile(table, resamples=config.resamples, seed=config.seed),
+        **reading(table),
         "text_equals_readout": share(int((same & read).sum()), int(read.sum())),
         "off_label_mass": {"value": float(readout["off_label_mass"].mean()), "n": len(readout), "method": "mean"},
-    }  # fmt: skip
+    }
 
 
 def decomposition(table: pd.DataFrame) -> dict[str, Any]:
@@ -290,17 +269,7 @@ def compare(
     """Base against one adapter on the same items: paired intervals on every difference."""
     from probes.decompose import paired_difference
 
-    before, after = (paired(behaviour_of[name]) for name in ("base", arm))
-    contrasts = compare_arms(
-        Arm(before["original"].tolist(), before["equivalent"].tolist()),
-        Arm(after["original"].tolist(), after["equivalent"].tolist()),
-        before["gold"].tolist(),
-        statistics=CONTRASTS,
-        sizes=before["setting"].tolist(),
-        resamples=config.resamples,
-        seed=config.seed,
-    )
-    found: dict[str, Any] = {name: dataclasses.asdict(one) for name, one in contrasts.items()}
+    found = contrast(behaviour_of["base"], behaviour_of[arm], resamples=config.resamples, seed=config.seed)
     for kind in PAIR:
         first, second = (t[t["presentation"] == kind] for t in (readout_of["base"], readout_of[arm]))
         change = paired_difference(
@@ -314,18 +283,6 @@ def compare(
         )
         found[f"readout_{kind}"] = dataclasses.asdict(change)
     return found
-
-
-def paired(table: pd.DataFrame) -> pd.DataFrame:
-    """One row a pair: setting, key, gold and the two answers, None where not read; in item order."""
-    shown = table[table["presentation"].isin(PAIR)].copy()
-    shown["answer"] = shown["answer"].astype(object).where(shown["answer"].notna(), None)
-    halves = [shown[shown["presentation"] == kind].set_index(["setting", "key"]) for kind in PAIR]
-    joined = halves[0][["gold"]].assign(original=halves[0]["answer"], equivalent=halves[1]["answer"])
-    joined = joined.reset_index()
-    for kind in PAIR:
-        joined[kind] = joined[kind].astype(object).where(joined[kind].notna(), None)
-    return joined
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -73,6 +73,20 @@ class RunDirectory:
         except ValueError:
             raise _damaged(path, "give another --out, or put the file back") from None
 
+    def records(self, path: Path) -> Iterator[dict[str, Any]]:
+        """The objects of a finished file of JSON lines, one in memory at a time.
+
+        Raises:
+            RunError: a line is damaged.
+        """
+        # Bytes: text mode would also split at the other line separators that JSON leaves unescaped.
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    raise _damaged(path, "give another --out, or put the file back") from None
+
     def begun(self) -> bool:
         """Whether a model was loaded for this run: from then on the configuration can't change."""
         return any((self.path / n).exists() for n in ("environment.json", "responses.jsonl", "results.json"))
@@ -176,6 +190,19 @@ def opened(path: Path, values: Mapping[str, Any], config_text: str) -> Iterator[
             run.write_text("config.yaml", config_text)
             run.write_json("resolved.json", {"digest": digest(values), **values})
         yield run
+
+
+@contextmanager
+def reopened(path: Path) -> Iterator[RunDirectory]:
+    """A run that was made before, locked until the block ends, whatever its configuration.
+
+    Raises:
+        RunError: it is no run directory, or another process writes here.
+    """
+    if not (path / "resolved.json").exists():
+        raise RunError(f"{path} has no resolved.json: give the folder of a run")
+    with _locked(path):
+        yield RunDirectory(path)
 
 
 @contextmanager

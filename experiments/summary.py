@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from experiments.comparing import Comparison
 
 OUTCOME_NAMES = {"R": "both right", "D": "both wrong", "U": "one right", "N": "not read"}
 
@@ -109,3 +113,58 @@ _LINES: list[tuple[str, Any]] = [
     ("best probe AUROC, original", lambda f: _probe(f, "original")),
     ("best probe AUROC, equivalent", lambda f: _probe(f, "equivalent")),
 ]  # fmt: skip
+
+
+def show_made(directory: Path, results: dict[str, Any]) -> None:
+    """Print the table of a behavioural run, what each adapter changed, and where the files are."""
+    import pandas as pd
+    from rich.console import Console
+
+    from experiments.tables import TableSpec, show_table
+
+    console = Console()
+    made = results["table"]
+    console.print(show_table(pd.DataFrame(made["rows"]), TableSpec(**made["spec"])))
+    for pair, arms in results["comparison"].items():
+        for arm, found in arms.items():
+            shown = (("accuracy_equivalent", f"accuracy, {pair.split('/')[1]}"), ("invariance", "invariance"))
+            parts = [f"{label} {_points(found[key])}" for key, label in shown]
+            console.print(f"{arm} less base, {pair}: {'; '.join(parts)}", highlight=False)
+    files = [name for name in ("table.csv", "figure.svg", "results.json") if (directory / name).exists()]
+    console.print(f"{directory}: {', '.join(files)}", highlight=False, soft_wrap=True)
+
+
+def show_comparison(found: Comparison) -> None:
+    """Print both sides of every statistic, the difference with its interval, and the tests."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"first:  {found.first}\nsecond: {found.second}", highlight=False, soft_wrap=True)
+    for note in found.notes:
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+    for pair, statistics in found.pairs.items():
+        some = next(iter(statistics.values()))
+        table = Table(title=f"{pair}, {some['n']} pairs ({some['method']})", title_justify="left")
+        for column in ("", "first", "second", "second - first"):
+            table.add_column(column, justify="left" if not column else "right", no_wrap=True)
+        for name, one in statistics.items():
+            fraction = not name.startswith("kappa")
+            form = (lambda v: f"{v:.1%}") if fraction else (lambda v: f"{v:.2f}")
+            change = (lambda v: f"{v:+.1%}") if fraction else (lambda v: f"{v:+.2f}")
+            known = [_or_dash(one[key], form) for key in ("before", "after")]
+            moved = _or_dash(one["difference"], change)
+            if moved != "–":
+                moved += f" [{_or_dash(one['low'], change)}, {_or_dash(one['high'], change)}]"
+            table.add_row(name, *known, moved)
+        console.print(table)
+    for kind, test in found.tests.items():
+        console.print(
+            f"accuracy, {kind}: first only right {test['b']}, second only {test['c']}; {test['method']} "
+            f"p = {test['p']:.4f}, Holm {test['p_holm']:.4f}",
+            highlight=False,
+        )
+
+
+def _or_dash(value: float | None, form: Any) -> str:
+    return "–" if value is None or math.isnan(value) else form(value)

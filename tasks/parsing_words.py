@@ -158,16 +158,26 @@ _CORRECTION_BEFORE = re.compile(
 )
 
 
+# "Answer: Yes or Answer: No", "Answer: Yes if it holds": what an answer line is to look like, not an answer.
+_ANSWER_COLON = r"\banswer ?[:=] ?[^\w\n]{0,8}\Z"
+_CHOICE_AHEAD = re.compile(rf"(?:\bor|/)[ \n]?[^\w\n]{{0,8}}(?:final )?{_ANSWER_COLON}")
+_CHOICE_BEHIND = re.compile(r"[^\w\s,.;:!?]{0,2} (?:only )?(?:(?:or|if|when|whenever|unless|otherwise)\b|/)")
+_IN_ANSWER_LINE = re.compile(_ANSWER_COLON)
+
+
 class View:
     """A cleaned text in lower case with its items, and the questions that the rules ask about them.
 
-    Lower case is written once here, so that no pattern has to ignore case, which costs several times as much.
+    Lower case is written once here, so that no pattern has to ignore case, which costs several times as much. With
+    ``marked`` the prompt has asked for an answer line, and places where the response only repeats that are no items.
     """
 
-    def __init__(self, text: str, words: Lexicon) -> None:
+    def __init__(self, text: str, words: Lexicon, *, marked: bool = False) -> None:
         self.text = text = _lower(text)
         self.words = words
         labels = self._pairs_joined(self._labels())
+        if marked:
+            labels = [item for item in labels if not self._offers(item)]
         solid = {position for item in labels if self.finished(item) for position in range(item.start, item.end)}
         hedges = [
             Item("hedge", match.start(), match.end(), None, match.lastgroup == "weak")
@@ -175,6 +185,13 @@ class View:
             if match.start() not in solid and match.end() - 1 not in solid and self._hedges(match)
         ]
         self.items = sorted(labels + hedges, key=lambda item: item.start)
+
+    def _offers(self, item: Item) -> bool:
+        """Whether the item is one side of a choice between answer lines."""
+        before = self.before(item)
+        if item.kind != "label" or not _IN_ANSWER_LINE.search(before):
+            return False
+        return bool(_CHOICE_BEHIND.match(self.text, item.end) or _CHOICE_AHEAD.search(before))
 
     def _hedges(self, match: re.Match[str]) -> bool:
         if match.lastgroup == "strong" or _PHRASE_END.match(self.text, match.end()):

@@ -17,7 +17,7 @@ from typing import cast
 from tasks.contracts import Family, TaskError
 
 GROUP = "pairlens.families"
-_BUILT_IN = {"ordering": "tasks.ordering:Ordering"}
+_BUILT_IN = {"ordering": "tasks.ordering:Ordering", "horn": "tasks.horn:Horn"}
 
 
 def family_names() -> list[str]:

@@ -4,18 +4,33 @@
 * a response with the gold answer is read and graded correct, one with another label is graded wrong;
 * every span names the characters it says;
 * no instance key and no prompt occurs twice, and no instance of one split occurs in another, whatever the seed;
-* the cells of the design are balanced.
+* two kinds of presentation are two texts, and a ``repeat`` is the original's text again;
+* the same seed gives the same sets, however many are asked for;
+* the cells of the design are balanced, and so are the gold answers.
+
+Two presentations of one set may be the same text by chance: with two people, a new order of their names is often the old
+one. That is no defect, so prompts count as repeated only from one set to another, and two kinds only if they are the same
+text in every set.
+
+Sets are checked as they come and then dropped. What is kept are hashes and counts, so that a thousand sets with a
+thousand sentences each need no more memory than small ones.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import combinations, islice
 from typing import Any
 
-from tasks.contracts import SPLITS, Family, MatchedSet, TaskError
+from tasks.contracts import SPLITS, Family, MatchedSet, Presentation, Split, TaskError
+
+# Sets drawn once more to see whether they come out the same.
+AGAIN = 100
+# Fewer sets than this may well coincide in all of them by chance.
+ENOUGH = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,93 +47,185 @@ class Finding:
         return self.broken == 0
 
 
+class _Tally:
+    """Counts for one promise."""
+
+    def __init__(self, promise: str) -> None:
+        self.promise = promise
+        self.checked = 0
+        self.broken = 0
+        self.example = ""
+
+    def add(self, *, problem: str | None, checked: int = 1) -> None:
+        """Count cases; a problem is described for the first one only."""
+        self.checked += checked
+        if problem is not None:
+            self.broken += 1
+            self.example = self.example or problem
+
+    def finding(self) -> Finding:
+        return Finding(self.promise, self.checked, self.broken, self.example)
+
+
 def validate_family(family: Family, params: Mapping[str, Any], *, sets: int, seed: int) -> list[Finding]:
     """Check ``sets`` matched sets of each split.
 
     Raises:
         TaskError: bad parameters, or fewer sets than asked for.
     """
-    drawn = {split: list(islice(family.generate(params, seed=seed, split=split), sets)) for split in SPLITS}
-    every = [matched for part in drawn.values() for matched in part]
-    return [
-        _solver(family, every),
-        _grading(family, every),
-        _spans(every),
-        _unique("no instance occurs twice", [matched.instance.key for matched in every]),
-        _unique("no prompt occurs twice", [str(shown.messages) for m in every for shown in m.presentations]),
-        _splits(family, params, sets=sets, seed=seed),
-        _balance(drawn["test"]),
-    ]
-
-
-def _solver(family: Family, every: list[MatchedSet]) -> Finding:
-    checked, broken = 0, []
-    for matched in every:
-        try:
-            found = family.verify(matched)
-        except TaskError as error:
-            found = {}
-            broken.append(f"{matched.instance.key[:12]}: {error}")
-        for shown in matched.presentations:
-            checked += 1
-            if shown.kind in found and found[shown.kind] != shown.gold:
-                broken.append(
-                    f"{matched.instance.key[:12]} {shown.kind}: gold {shown.gold}, solved {found[shown.kind]}"
-                )
-    return _finding("the second solver agrees with gold", checked, broken)
-
-
-def _grading(family: Family, every: list[MatchedSet]) -> Finding:
-    checked, broken = 0, []
-    labels = family.answers or {}
-    for matched in every:
-        for shown in matched.presentations:
-            for label, variants in labels.items():
-                checked += 1
-                grade = family.grade(family.parse(variants[0], shown), shown)
-                if grade.correct != (label == shown.gold):
-                    broken.append(f"{matched.instance.key[:12]} {shown.kind}: {label!r} graded {grade.correct}")
-    return _finding("gold passes and a mutated gold fails", checked, broken)
-
-
-def _spans(every: list[MatchedSet]) -> Finding:
-    checked, broken = 0, []
-    for matched in every:
-        for shown in matched.presentations:
-            for span in shown.spans:
-                checked += 1
-                text = shown.messages[span.message].content
-                inside = 0 <= span.start < span.end <= len(text)
-                kind, _, name = span.label.partition(":")
-                if not inside or (kind == "name" and text[span.start : span.end] != name):
-                    broken.append(f"{matched.instance.key[:12]} {shown.kind}: span {span.label}")
-    return _finding("spans name the characters they say", checked, broken)
-
-
-def _unique(promise: str, values: list[str]) -> Finding:
-    twice = [value for value, count in Counter(values).items() if count > 1]
-    return _finding(promise, len(values), [value[:80] for value in twice])
-
-
-def _splits(family: Family, params: Mapping[str, Any], *, sets: int, seed: int) -> Finding:
-    """Keys of the splits, each under two seeds: what one seed trains on, no other may test on."""
-    keys: dict[str, set[str]] = {}
+    check = _Check(family)
+    keys: dict[Split, set[bytes]] = {}
     for split in SPLITS:
-        keys[split] = {
-            matched.instance.key
-            for one in (seed, seed + 1)
-            for matched in islice(family.generate(params, seed=one, split=split), sets)
-        }
-    pairs = [(a, b) for i, a in enumerate(SPLITS) for b in SPLITS[i + 1 :]]
-    broken = [f"{a} and {b}: {key[:12]}" for a, b in pairs for key in keys[a] & keys[b]]
-    return _finding("splits are disjoint across seeds", sum(map(len, keys.values())), broken)
+        keys[split] = set()
+        first: list[bytes] = []
+        for matched in islice(family.generate(params, seed=seed, split=split), sets):
+            check.add(matched)
+            keys[split].add(_digest(matched.instance.key))
+            if len(first) < AGAIN:
+                first.append(_digest(repr(matched)))
+        if check.cells.total() % sets:
+            raise TaskError(f"{family.name} gives fewer than {sets} sets of the {split} split: ask for fewer")
+        check.again(split, first, family.generate(params, seed=seed, split=split))
+        # What one seed trains on, no other may test on.
+        other = islice(family.generate(params, seed=seed + 1, split=split), sets)
+        keys[split].update(_digest(matched.instance.key) for matched in other)
+    return [*check.findings(), _splits(keys)]
 
 
-def _balance(test: list[MatchedSet]) -> Finding:
-    cells = Counter(matched.instance.cell for matched in test)
-    uneven = max(cells.values()) - min(cells.values()) > 1
-    return _finding("cells are balanced", len(test), [str(dict(cells))] if uneven else [])
+class _Check:
+    """All promises that can be checked a set at a time, over the sets of every split."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self.solver = _Tally("the second solver agrees with gold")
+        self.grading = _Tally("gold passes and a mutated gold fails")
+        self.spans = _Tally("spans name the characters they say")
+        self.keys = _Tally("no instance occurs twice")
+        self.prompts = _Tally("no prompt occurs twice")
+        self.repeats = _Tally("a repeat is the original again")
+        self.same = _Tally("the same seed gives the same sets")
+        self.seen_keys: set[bytes] = set()
+        self.seen_prompts: set[bytes] = set()
+        self.sets = 0
+        self.coincide: Counter[tuple[str, str]] = Counter()
+        self.cells: Counter[tuple[Split, str]] = Counter()
+        self.golds: Counter[tuple[str, str]] = Counter()
+
+    def add(self, matched: MatchedSet) -> None:
+        instance = matched.instance
+        self.sets += 1
+        self.cells[instance.split, instance.cell] += 1
+        key = _digest(instance.key)
+        self.keys.add(problem=instance.key if key in self.seen_keys else None)
+        self.seen_keys.add(key)
+        self._solve(matched)
+        self._compare(matched)
+        for shown in matched.presentations:
+            self.golds[shown.kind, shown.gold] += 1
+            self._grade(matched, shown)
+            self._span(matched, shown)
+
+    def _solve(self, matched: MatchedSet) -> None:
+        found: Mapping[str, str] = {}
+        try:
+            found = self.family.verify(matched)
+        except TaskError as error:
+            self.solver.add(problem=f"{matched.instance.key[:12]}: {error}", checked=0)
+        for shown in matched.presentations:
+            wrong = shown.kind in found and found[shown.kind] != shown.gold
+            self.solver.add(
+                problem=f"{_place(matched, shown)}: gold {shown.gold}, solved {found[shown.kind]}" if wrong else None
+            )
+
+    def _grade(self, matched: MatchedSet, shown: Presentation) -> None:
+        for label, variants in (self.family.answers or {}).items():
+            grade = self.family.grade(self.family.parse(variants[0], shown), shown)
+            wrong = grade.correct != (label == shown.gold)
+            self.grading.add(problem=f"{_place(matched, shown)}: {label!r} graded {grade.correct}" if wrong else None)
+
+    def _span(self, matched: MatchedSet, shown: Presentation) -> None:
+        for span in shown.spans:
+            text = shown.messages[span.message].content
+            inside = 0 <= span.start < span.end <= len(text)
+            kind, _, name = span.label.partition(":")
+            wrong = not inside or (kind == "name" and text[span.start : span.end] != name)
+            self.spans.add(problem=f"{_place(matched, shown)}: span {span.label}" if wrong else None)
+
+    def _compare(self, matched: MatchedSet) -> None:
+        """Prompts of this set with each other, and with those of all sets before it."""
+        shown = {one.kind: one for one in matched.presentations}
+        original = matched.presentations[0]
+        repeat = shown.pop("repeat", None)
+        if repeat is not None:
+            differs = repeat.messages != original.messages or repeat.gold != original.gold
+            self.repeats.add(problem=f"{_place(matched, repeat)} differs from the original" if differs else None)
+        texts = {kind: _digest(repr(one.messages)) for kind, one in shown.items()}
+        for (kind, text), (other, other_text) in combinations(texts.items(), 2):
+            self.coincide[kind, other] += text == other_text
+        for kind, text in texts.items():
+            said = shown[kind].messages[-1].content
+            self.prompts.add(problem=said[:80] if text in self.seen_prompts else None)
+        self.seen_prompts.update(texts.values())
+
+    def again(self, split: Split, first: list[bytes], drawn: Iterator[MatchedSet]) -> None:
+        for number, (before, matched) in enumerate(zip(first, islice(drawn, len(first)), strict=True)):
+            changed = before != _digest(repr(matched))
+            self.same.add(problem=f"{split} set {number} came out another way" if changed else None)
+
+    def findings(self) -> list[Finding]:
+        tallies = [self.solver, self.grading, self.spans, self.keys, self.prompts]
+        if self.repeats.checked:
+            tallies.append(self.repeats)
+        found = [tally.finding() for tally in tallies]
+        if self.coincide:
+            found.append(self._kinds())
+        found += [self.same.finding(), self._balance()]
+        if self.family.answers:
+            found.append(self._label_shift(self.family.answers))
+        return found
+
+    def _kinds(self) -> Finding:
+        tally = _Tally("two kinds are two texts")
+        for (kind, other), count in self.coincide.items():
+            always = count == self.sets >= ENOUGH
+            problem = (
+                f"{kind} and {other} are the same text in all {count} sets: ask for one of them" if always else None
+            )
+            tally.add(problem=problem)
+        return tally.finding()
+
+    def _balance(self) -> Finding:
+        tally = _Tally("cells are balanced")
+        for split in SPLITS:
+            cells = {cell: count for (part, cell), count in self.cells.items() if part == split}
+            uneven = bool(cells) and max(cells.values()) - min(cells.values()) > 1
+            tally.add(problem=f"{split}: {cells}" if uneven else None, checked=sum(cells.values()))
+        return tally.finding()
+
+    def _label_shift(self, labels: Iterable[str]) -> Finding:
+        """Cells may each be one set apart in each split; a larger difference is the design's."""
+        tally = _Tally("gold answers are balanced")
+        allowed = len(self.cells)
+        for kind in dict.fromkeys(kind for kind, _ in self.golds):
+            golds = {label: self.golds[kind, label] for label in labels}
+            uneven = max(golds.values()) - min(golds.values()) > allowed
+            tally.add(problem=f"{kind}: {golds}" if uneven else None, checked=sum(golds.values()))
+        return tally.finding()
 
 
-def _finding(promise: str, checked: int, broken: list[str]) -> Finding:
-    return Finding(promise, checked, len(broken), broken[0] if broken else "")
+def _splits(keys: Mapping[Split, set[bytes]]) -> Finding:
+    """Keys of the splits, each under two seeds."""
+    tally = _Tally("splits are disjoint across seeds")
+    tally.add(problem=None, checked=sum(map(len, keys.values())))
+    for a, b in combinations(SPLITS, 2):
+        for key in keys[a] & keys[b]:
+            tally.add(problem=f"{a} and {b}: {key.hex()}", checked=0)
+    return tally.finding()
+
+
+def _place(matched: MatchedSet, shown: Presentation) -> str:
+    return f"{matched.instance.key[:12]} {shown.kind}"
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]

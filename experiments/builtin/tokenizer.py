@@ -10,9 +10,11 @@ import re
 from typing import Any
 
 from tasks.names import BUILTIN
-from tasks.ordering import INSTRUCTION
-from tasks.relations import RELATIONS
+from tasks.prompts import instruction
+from tasks.relations import relation_named
 
+# The vocabularies that the shipped model was trained on. Others are in the catalog; it can't read them.
+RELATIONS = ("front_behind", "left_right")
 SPECIAL = ("<pad>", "<unk>", "<eos>", "<user>", "<assistant>")
 TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }} {% endfor %}"
@@ -22,10 +24,10 @@ TEMPLATE = (
 
 def words() -> list[str]:
     """Every word and punctuation mark that the built-in model can read, special tokens first."""
-    text = [INSTRUCTION, "Yes No"]
-    for relation in RELATIONS.values():
-        text += [f"{relation.scene}: , .", relation.premise("", "", rewritten=False)]
-        text += [relation.premise("", "", rewritten=True), relation.question("", "", phrase="forward")]
+    text = [instruction("direct"), "Yes No"]
+    for relation in map(relation_named, RELATIONS):
+        sentences = (relation.forward, relation.converse, relation.forward_query)
+        text += [f"{relation.scene}: , .", *(sentence.format(x="", y="") for sentence in sentences)]
     found = sorted(set(re.findall(r"\w+|[^\w\s]", " ".join(text))))
     return [*SPECIAL, *found, *BUILTIN]
 

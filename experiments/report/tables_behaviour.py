@@ -82,7 +82,7 @@ def bias(source: Source) -> Table:
             test = one["mcnemar"]
             cells += [
                 Cell(f"{test['b']} / {test['c']}", title="original right only / equivalent right only"),
-                p_cell(test["p"], test["method"]),
+                p_cell(test["p"], test["method"], test["reason"]),
                 p_cell(
                     test.get("p_holm"),
                     "Holm over the settings of this arm",

@@ -81,9 +81,14 @@ def test_generate_writes_whole_files_and_the_first_sets_do_not_change(tmp_path) 
 def test_families_lists_parameters_with_their_choices() -> None:
     listed = json.loads(probe("families", "--json").stdout)
     ordering = next(entry for entry in listed if entry["name"] == "ordering")
-    choices = {parameter["name"]: parameter["choices"] for parameter in ordering["parameters"]}
-    assert choices["relation"] == ["front_behind", "left_right"]
-    assert "census" in choices["names"]
+    parameters = {parameter["name"]: parameter for parameter in ordering["parameters"]}
+    relation = parameters["relation"]
+    assert len(relation["choices"]) == 31 and relation["choices"][0] == "front_behind"
+    assert relation["other_choices"]["depth"] == ["depth"] and len(relation["other_choices"]["auxiliary"]) == 6
+    assert "census" in parameters["names"]["choices"]
+    assert "horn" in [entry["name"] for entry in listed]
+    text = probe("families").stdout
+    assert "vorpward_morpward" in text and "aux_priority" in text
 
 
 def test_show_and_validate() -> None:

@@ -68,7 +68,8 @@ def make_run(
     family = family_named("ordering")
     grid = settings(config, family)
     with opened(path, resolved(config, family, grid), "") as run:
-        asked = items.rows(items.make(run, config, family, grid))
+        items.make(run, config, family, grid)
+        asked = [row for _, made in items.stored(run) for row in items.rows(made)]
         parts: dict[str, list[pd.DataFrame]] = {}
         for number, (arm, made) in enumerate(arms.items()):
             rng = np.random.default_rng(number)
@@ -82,7 +83,7 @@ def make_run(
             for name, part in _tables(run, arm, table, sign, rng, heads, config).items():
                 parts.setdefault(name, []).append(part.assign(arm=arm))
         tables = {name: pd.concat(each, ignore_index=True) for name, each in parts.items()}
-        tables["behaviour"] = behaviour.table(run, family, asked, list(arms))
+        tables["behaviour"] = behaviour.table(behaviour.by_identity(behaviour.responses(run)), family, asked, list(arms))
         tables["attribution"] = pd.concat([_attribution(tables, arm, config) for arm in arms], ignore_index=True)
         for name, table in tables.items():
             run.write_table(name, table)
@@ -200,7 +201,7 @@ def _edits_without_a_model() -> Iterator[None]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """Base and an adapter at two sizes; the adapter now and then answers with hostile text."""
     hostile = Made(0.2, 2.5, text=lambda readout: ("Yes" if readout > 0 else "No") if abs(readout) > 0.8 else HOSTILE)
-    made = make_run(tmp_path_factory.mktemp("report") / "run", {"base": Made(), "grpo": hostile}, params={"n": [4, 6]})
+    made = make_run(tmp_path_factory.mktemp("report") / "run", {"base": Made(-1.3), "grpo": hostile}, params={"n": [4, 6]})
     write(made)
     return made
 

@@ -317,3 +317,106 @@ def test_a_task_with_its_own_labels_does_not_read_yes_and_no() -> None:
     labels = {"valid": ["valid"], "invalid": ["invalid"]}
     assert parse_label("Yes", labels=labels).value is None
     assert parse_label("Invalid, since the middle term is not distributed.", labels=labels).value == "invalid"
+
+
+# --- an answer on a marked last line ---------------------------------------------------------------------------------
+
+ECHO = "The answer has to be on a last line, written as 'Answer: Yes' or 'Answer: No'.\n\n"
+LISTED = "- 'Answer: Yes' if zagata holds\n- 'Answer: No' otherwise\n\n"
+TRACE = "1. fafaki is stated.\n2. guviso follows, since fafaki holds.\n3. mupigo needs mabodi, which nobody states.\n"
+
+MARKED = [
+    # text, finish reason, status, value, rule
+    (TRACE + "\nAnswer: No", "stop", "parsed", "no", "answer_line"),
+    (TRACE + "\n**Answer: No**", "stop", "parsed", "no", "answer_line"),
+    (TRACE + "\n### Final answer\nAnswer: Yes.", "stop", "parsed", "yes", "answer_line"),
+    (TRACE + "\nSo zagata holds.\n\n'Answer: Yes'", "stop", "parsed", "yes", "answer_line"),
+    (TRACE + "\nAnswer: $\\boxed{\\text{No}}$", "stop", "parsed", "no", "answer_line"),
+    ("Does mupigo hold? Yes.\nDoes zagata hold? Yes.\n\nAnswer: No", "stop", "parsed", "no", "answer_line"),
+    # An earlier answer line is a thought, the last one counts.
+    ("Answer: Yes\n\nWait, gilogu needs rosovi.\n\nAnswer: No", "stop", "parsed", "no", "answer_line"),
+    ("Answer: Yes\n\nWait, gilogu needs rosovi.\n\nAnswer: No", "length", "parsed", "no", "answer_line"),
+    ("Answer: No.\nLet me check again: mupigo holds.\nAnswer: Yes", None, "parsed", "yes", "answer_line"),
+    # Taken back without a new one.
+    ("Answer: Yes\n\nWait, no. So the answer is no.", "stop", "ambiguous", None, "contradicted"),
+    # The instruction said again.
+    (ECHO + TRACE + "Answer: No", "stop", "parsed", "no", "answer_line"),
+    (ECHO + TRACE, "length", "truncated", None, "length"),
+    (ECHO + TRACE, "stop", "unparsed", None, "no_answer"),
+    (LISTED + TRACE + "Answer: No", "stop", "parsed", "no", "answer_line"),
+    (LISTED + TRACE, "length", "truncated", None, "length"),
+    (LISTED + TRACE, "stop", "unparsed", None, "no_answer"),
+    ("'Answer: Yes' or\n'Answer: No'\n\n" + TRACE, "length", "truncated", None, "length"),
+    ("Answer: Yes / Answer: No\n\n" + TRACE, "length", "truncated", None, "length"),
+    ("Answer: **Yes** only if zagata holds.\n" + TRACE, "length", "truncated", None, "length"),
+    # Cut while thinking: what stands there may be a step on the way.
+    ("Yes, fafaki holds, since it is stated. Next, mupigo", "length", "truncated", None, "length"),
+    ("No. fafaki is not enough: mupigo needs", "max_tokens", "truncated", None, "length"),
+    ("The answer to whether guviso holds is yes.\nNext,", "length", "truncated", None, "length"),
+    ("So the answer is no", "length", "truncated", None, "length"),
+    ("It can't be determined yet, so I go on with", "length", "truncated", None, "length"),
+    ("<think>Answer: Yes", "length", "truncated", None, "unclosed_think"),
+    ("", "length", "truncated", None, "length"),
+    # Cut behind an explicit answer.
+    (TRACE + "Answer: No\n\nExplanation: mupigo needs", "length", "parsed", "no", "answer_line"),
+    ("Answer: Yes\n\nQuestion: Does miro hold?\nAnswer: No\n\nQuestion:", "length", "parsed", "yes", "answer_line"),
+    (TRACE + "<answer>no</answer> since", "length", "parsed", "no", "answer_tag"),
+    (TRACE + r"The answer is $\boxed{Yes}$", "length", "parsed", "yes", "answer_line"),
+    ('{"reasoning": "mupigo needs mabodi", "answer": "No"', "length", "parsed", "no", "json_field"),
+    ("Answer: cannot be determined", "length", "abstained", None, "answer_line"),
+    # Finished without the line: read as any other response.
+    ("Yes", "stop", "parsed", "yes", "first_word"),
+    (TRACE + "Therefore, the answer is no", "stop", "parsed", "no", "answer_phrase"),
+    (TRACE + "So, no.", "stop", "parsed", "no", "conclusion"),
+    (TRACE, "stop", "unparsed", None, "no_answer"),
+    # A line like "Question:" inside a thought does not end it.
+    ("Let me see.\nQuestion: Does zagata hold? Yes would need mupigo.\n" + TRACE + "Answer: No", "stop", "parsed", "no",
+     "answer_line"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "reason", "status", "value", "rule"), MARKED, ids=range(1, len(MARKED) + 1))
+def test_marked_answers(text: str, reason: str | None, status: str, value: str | None, rule: str) -> None:
+    parsed = parse_label(text, finish_reason=reason, marked=True)
+    assert (parsed.status, parsed.value, parsed.rule) == (status, value, rule)
+    if status == "parsed":
+        assert text[slice(*parsed.span)].lower() == value
+
+
+def test_the_instruction_itself_is_no_answer() -> None:
+    from tasks.prompts import instruction
+
+    said = instruction("reasoning")
+    for text in (said, f"You said: {said}", said.replace("'", '"'), said.replace("'", "**")):
+        assert parse_label(text, marked=True).value is None
+        assert parse_label(text + " So", finish_reason="length", marked=True).status == "truncated"
+        for label in LABELS:
+            assert parse_label(f"{text}\n{TRACE}\nAnswer: {label}", marked=True).value == label
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join), st.sampled_from(LABELS))
+@settings(deadline=None, max_examples=300)
+def test_a_marked_thought_that_is_cut_off_gives_its_explicit_answer_or_none(text: str, label: str) -> None:
+    whole = parse_label(text, marked=True)
+    cut = parse_label(text, finish_reason="length", marked=True)
+    check(text, whole)
+    check(text, cut)
+    assert cut == whole or (cut.status == "truncated" and cut.value is None)
+    assert cut.rule not in INFERRED | {"first_word"}
+
+
+@given(st.text() | st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join))
+@settings(deadline=None, max_examples=300)
+def test_marking_changes_nothing_where_a_finished_response_has_no_answer_line(text: str) -> None:
+    if "answer" not in unicodedata.normalize("NFKC", text).lower() and "q" not in text.lower():
+        assert parse_label(text, marked=True) == parse_label(text)
+
+
+@pytest.mark.parametrize(
+    "unit", ["Answer: Yes or ", "Answer: no / ", "or answer: yes ", "answer: \n", "Answer: yes if\n"]
+)
+def test_marked_time_grows_linearly(unit: str) -> None:
+    text = (unit * (SIZE // len(unit) + 1))[:SIZE]
+    began = time.perf_counter()
+    parse_label(text, marked=True)
+    assert time.perf_counter() - began < LIMIT_S

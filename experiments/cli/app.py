@@ -1,0 +1,61 @@
+"""The command-line application, and the options that several commands share.
+
+Flags are configuration keys; each can also come from the environment as ``PROBE_<FLAG>``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from experiments.errors import UsageError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Ask a model the same question in matched wordings, look inside, and tie failures to measured causes.",
+)
+
+
+def flag(name: str, help: str, short: str | None = None) -> Any:
+    """An option with its environment variable."""
+    names = [f"--{name}", *([short] if short else [])]
+    return typer.Option(*names, envvar=f"PROBE_{name.upper().replace('-', '_')}", help=help)
+
+
+Set = Annotated[list[str] | None, typer.Option("--set", help="key=value; repeat for more. n=4,8 sweeps both.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
+# Text, not int: the message about a bad number then names it, like every other message here.
+Seed = Annotated[str | None, flag("seed", "Seed of every random draw.")]
+Split = Annotated[str | None, flag("split", "train, validation or test.")]
+Limit = Annotated[str | None, flag("limit", "Matched sets a setting.")]
+FamilyName = Annotated[str, typer.Argument(help="Family name, or path/to/file.py:Name.")]
+Model = Annotated[str | None, flag("model", "Hub id, folder, .gguf file, builtin or smollm2.", "-m")]
+Adapter = Annotated[list[str] | None, flag("adapter", "LoRA adapter of the model; repeat for more.", "-a")]
+Family = Annotated[str | None, flag("family", "Problem family, or path/to/file.py:Name.", "-f")]
+Device = Annotated[str | None, flag("device", "auto, cpu, cuda, cuda:1 or mps.")]
+Dtype = Annotated[str | None, flag("dtype", "float32, bfloat16, float16 or auto.")]
+Resamples = Annotated[str | None, flag("resamples", "Bootstrap resamples.")]
+
+
+def integer(name: str, text: str | None, *, default: int, least: int = 0) -> int:
+    """The integer that a flag gives.
+
+    Raises:
+        UsageError: it is none, or smaller than ``least``.
+    """
+    if text is None:
+        return default
+    if not text.removeprefix("-").isdecimal() or int(text) < least:
+        raise UsageError(f"{name} is {text!r}: give an integer of at least {least}")
+    return int(text)
+
+
+def default_name(model: str, adapters: tuple[str, ...]) -> str:
+    """Name of the run directory where none is given: the model's and its adapters' names."""
+    parts = [Path(model).name or model, *(Path(one).name for one in adapters if one != model)]
+    return "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in part).strip("-.") for part in parts)

@@ -1,0 +1,149 @@
+"""Commands about what models say: ``eval``, ``recipes``, ``score``, ``compare``. The last three need no model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from experiments.cli.app import (
+    Adapter,
+    Device,
+    Dtype,
+    Family,
+    Json,
+    Limit,
+    Model,
+    Resamples,
+    Seed,
+    Set,
+    Split,
+    app,
+    default_name,
+    flag,
+    integer,
+)
+
+
+@app.command("eval")
+def eval_command(
+    config: Annotated[
+        str | None, typer.Argument(help="YAML file, or the name of a recipe (see `probe recipes`).")
+    ] = None,
+    model: Model = None,
+    adapter: Adapter = None,
+    family: Family = None,
+    set_: Set = None,
+    limit: Limit = None,
+    seed: Seed = None,
+    split: Split = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    out: Annotated[Path | None, flag("out", "Run directory; the same command resumes it.", "-o")] = None,
+    json_: Json = False,
+) -> None:
+    """Ask a model and its adapters, score the answers and print a table; looks at behaviour only."""
+    import json
+
+    from experiments.behaviour import gate
+    from experiments.config import config_text
+    from experiments.eval_config import load_eval
+    from experiments.evaluation import evaluate
+    from experiments.progress import Reporter
+
+    flags = {"model": model, "adapter": tuple(adapter) if adapter else None, "family": family, "limit": limit,
+             "seed": seed, "split": split, "device": device, "dtype": dtype}  # fmt: skip
+    loaded = load_eval(config, set_ or [], flags)
+    study = Path(config).stem if config else f"eval-{loaded.family.rpartition(':')[2]}"
+    directory = out or Path("runs") / f"{study}-{default_name(loaded.model, loaded.adapter)}"
+    results = evaluate(loaded, directory, config_text=config_text(loaded), reporter=Reporter(quiet=json_))
+    if json_:
+        sys.stdout.write(json.dumps(results, indent=1) + "\n")
+    else:
+        _print_table(directory, results)
+    gate(results, loaded.max_unparsed)
+
+
+@app.command()
+def recipes(json_: Json = False) -> None:
+    """List the recipes of `probe eval`: one a table or figure of behaviour."""
+    import json
+
+    from experiments.recipes import describe, names
+
+    found = {name: describe(name) for name in names()}
+    if json_:
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        return
+    for name, text in found.items():
+        sys.stdout.write(f"{name:<22} {text}\n")
+
+
+@app.command()
+def score(
+    run: Annotated[Path, typer.Argument(help="A finished run directory.")],
+    table: Annotated[
+        str | None, typer.Option("--table", help="Print the table of this recipe or file instead of the run's own.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Read and grade the answers of a run again from their text, and renew what follows; needs no model."""
+    import json
+
+    from experiments.eval_config import spec_of
+    from experiments.scoring import score as score_run
+
+    found = score_run(run, None if table is None else spec_of(table))
+    if json_:
+        sys.stdout.write(json.dumps(found.results, indent=1) + "\n")
+        return
+    sys.stdout.write(
+        f"{found.answers:,} answers read again (parser version {found.old_parser} -> {found.new_parser}), "
+        f"{found.changed:,} changed\n"
+    )
+    if found.command == "eval":
+        _print_table(run, found.results)
+    else:
+        from experiments.summary import show
+
+        show(found.results, run)
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(help="RUN or RUN:ARM; without ARM, the base model.")],
+    second: Annotated[str, typer.Argument(help="RUN or RUN:ARM, on the same items.")],
+    strata: Annotated[str | None, flag("strata", "Family parameter to resample within, such as relation.")] = None,
+    resamples: Resamples = None,
+    seed: Seed = None,
+    json_: Json = False,
+) -> None:
+    """Compare two arms on the same items: every statistic, its paired difference and interval."""
+    import json
+    from dataclasses import asdict
+
+    from experiments.comparing import compare as compare_sides
+    from experiments.comparing import side
+    from experiments.results import plain
+
+    found = compare_sides(
+        side(first),
+        side(second),
+        strata=strata,
+        resamples=integer("resamples", resamples, default=2000, least=1),
+        seed=integer("seed", seed, default=1),
+    )
+    if json_:
+        sys.stdout.write(json.dumps(plain(asdict(found)), indent=1) + "\n")
+    else:
+        from experiments.summary import show_comparison
+
+        show_comparison(found)
+
+
+def _print_table(directory: Path, results: dict[str, Any]) -> None:
+    from experiments.summary import show_made
+
+    show_made(directory, results)

@@ -1,0 +1,131 @@
+"""Commands about what is asked: ``families``, ``generate``, ``show``, ``validate``. None needs a model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from experiments.cli.app import FamilyName, Json, Limit, Seed, Set, Split, app, flag, integer
+from experiments.errors import RunError, UsageError
+
+
+@app.command()
+def families(json_: Json = False) -> None:
+    """List problem families with their parameters and allowed values."""
+    import json
+    from dataclasses import asdict
+
+    from tasks.registry import family, family_names
+
+    listed: list[dict[str, Any]] = []
+    for name in family_names():
+        found = family(name)
+        parameters = [asdict(parameter) for parameter in found.parameters()]
+        listed.append({"name": found.name, "version": found.version, "parameters": parameters})
+    if json_:
+        sys.stdout.write(json.dumps(listed, indent=1) + "\n")
+        return
+    for entry in listed:
+        sys.stdout.write(f"{entry['name']} (version {entry['version']})\n")
+        for parameter in entry["parameters"]:
+            default = parameter["default"]
+            shown = ",".join(default) if isinstance(default, list) else default
+            sys.stdout.write(f"  {parameter['name']}={shown}  {parameter['help']}\n      {parameter['allowed']}\n")
+
+
+@app.command()
+def generate(
+    family: FamilyName,
+    out: Annotated[str, flag("out", "File of JSON lines; - writes to standard output.", "-o")],
+    set_: Set = None,
+    limit: Limit = None,
+    seed: Seed = None,
+    split: Split = None,
+) -> None:
+    """Write matched sets as JSON lines."""
+    from experiments.rundir import atomic
+    from tasks.files import to_line
+    from tasks.registry import family as family_named
+
+    found = family_named(family)
+    if not out:
+        raise UsageError("out is empty: give a file, or - for standard output")
+    lines = (to_line(one, version=found.version) for one in _sets(family, set_, limit, seed, split, sets=100))
+    if out == "-":
+        sys.stdout.writelines(lines)
+        return
+    with atomic(Path(out)) as file:
+        for line in lines:
+            file.write(line.encode())
+
+
+@app.command()
+def show(
+    family: FamilyName,
+    set_: Set = None,
+    limit: Limit = None,
+    seed: Seed = None,
+    split: Split = None,
+) -> None:
+    """Print matched sets as a model would be asked them."""
+    for matched in _sets(family, set_, limit, seed, split, sets=1):
+        instance = matched.instance
+        sys.stdout.write(f"== {instance.key[:16]}  cell {instance.cell}  gold {instance.gold}\n")
+        for shown in matched.presentations:
+            text = "\n".join(message.content for message in shown.messages)
+            sys.stdout.write(f"-- {shown.kind} (gold {shown.gold})\n{text}\n\n")
+
+
+@app.command()
+def validate(
+    family: FamilyName,
+    set_: Set = None,
+    limit: Limit = None,
+    seed: Seed = None,
+    json_: Json = False,
+) -> None:
+    """Check a family: second solver, grading, duplicates, splits, balance."""
+    import json
+    from dataclasses import asdict
+
+    from tasks.registry import family as family_named
+    from tasks.validation import validate_family
+
+    found = family_named(family)
+    count = integer("limit", limit, default=200, least=1)
+    findings = validate_family(found, _params(found, set_), sets=count, seed=integer("seed", seed, default=0))
+    if json_:
+        sys.stdout.write(json.dumps([{**asdict(one), "ok": one.ok} for one in findings], indent=1) + "\n")
+    else:
+        for one in findings:
+            verdict = "ok  " if one.ok else "FAIL"
+            sys.stdout.write(f"{verdict} {one.promise} ({one.checked} checked) {one.example}\n")
+    if not all(one.ok for one in findings):
+        raise RunError(f"{family} breaks {sum(not one.ok for one in findings)} promises: see the lines above")
+
+
+def _params(found: Any, set_: list[str] | None) -> dict[str, Any]:
+    from experiments.config import parse_pair
+
+    given = {key.removeprefix("params."): value for key, value in map(parse_pair, set_ or [])}
+    single = {parameter.name for parameter in found.parameters() if not parameter.takes_list}
+    for key, value in given.items():
+        if key in single and isinstance(value, list):
+            raise UsageError(f"{key} is {value}: give one value here; only `probe run` sweeps over a list")
+    return dict(found.validate(given))
+
+
+def _sets(
+    family: str, set_: list[str] | None, limit: str | None, seed: str | None, split: str | None, *, sets: int
+) -> Any:
+    from itertools import islice
+    from typing import cast
+
+    from tasks.registry import family as family_named
+
+    found = family_named(family)
+    params = _params(found, set_)
+    count = integer("limit", limit, default=sets, least=1)
+    number = integer("seed", seed, default=0)
+    return islice(found.generate(params, seed=number, split=cast(Any, split or "test")), count)

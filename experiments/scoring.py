@@ -1,0 +1,159 @@
+"""``probe score``: read and grade the answers of a run again, from the raw text, without a model.
+
+A parser gets better; the answers it reads do not have to be asked again. The behaviour table is made anew from
+responses.jsonl and items.jsonl, and with it everything that follows from it: for a behavioural run the table and results,
+for a whole study the link table, results and report. What the model computed (activations, probes, patching) stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments import behaviour, items
+from experiments.config import Config, digest
+from experiments.errors import RunError
+from experiments.rundir import RunDirectory, reopened
+from tasks.parsing import PARSER_VERSION
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from experiments.tables import TableSpec
+
+ROW = ["arm", "setting", "key", "presentation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A run read again: its results, of how many answers the reading or grade changed, and the parsers' versions."""
+
+    command: str
+    results: dict[str, Any]
+    answers: int
+    changed: int
+    old_parser: int
+    new_parser: int
+
+
+def score(directory: Path, spec: TableSpec | None = None) -> Scored:
+    """Read the answers of a finished run again and renew what follows from them.
+
+    Args:
+        spec: another table for a behavioural run, in place of its own.
+
+    Raises:
+        RunError: the run isn't finished or was made by another version of its family.
+    """
+    from tasks.registry import family as family_named
+
+    with reopened(directory) as run:
+        if not run.results.exists():
+            raise RunError(
+                f"{directory} has no results.json: finish the run first, with the command in its config.yaml"
+            )
+        values = run.read_json("resolved.json")
+        family = family_named(values["family"])
+        if family.version != values["family_version"]:
+            raise RunError(
+                f"{directory} was made with version {values['family_version']} of {values['family']}, this is version "
+                f"{family.version}: score it with the version that made it"
+            )
+        old = run.table("behaviour")
+        arms = list(dict.fromkeys(old["arm"]))
+        new = _read_again(run, family, arms)
+        changed = _changed(old, new)
+        old_parser = values["parser_version"]
+        values = {key: value for key, value in values.items() if key != "digest"} | {"parser_version": PARSER_VERSION}
+        # Last comes the version: a kill before leaves a run that says it was read by the old parser, to be scored again.
+        if values["command"] == "eval":
+            results = _conclude_eval(run, new, values, spec)
+        else:
+            if spec is not None:
+                raise RunError(
+                    f"{directory} is a whole study, which has its report: another table needs a run of `probe eval`"
+                )
+            results = _conclude_study(run, new, arms, values)
+        run.write_json("resolved.json", {"digest": digest(values), **values})
+        return Scored(
+            command=values["command"], results=results, answers=len(new), changed=changed,
+            old_parser=old_parser, new_parser=PARSER_VERSION,
+        )  # fmt: skip
+
+
+def _read_again(run: RunDirectory, family: Any, arms: list[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    behaviour.mend(run)
+    parts = []
+    for label, made in items.stored(run):
+        given = behaviour.by_identity(behaviour.responses_of(run, label))
+        asked = items.rows(made)
+        missing = [(arm, *row.identity) for arm in arms for row in asked if (arm, *row.identity) not in given]
+        if missing:
+            raise RunError(
+                f"{run.responses} lacks {len(missing)} answers, the first of {', '.join(missing[0])}: put the file back"
+            )
+        parts.append(behaviour.table(given, family, asked, arms))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _changed(old: pd.DataFrame, new: pd.DataFrame) -> int:
+    """Answers whose status, label or grade differ, matched by row and not by place."""
+    columns = ["status", "answer", "correct"]
+    first, second = (table.set_index(ROW)[columns].astype("string").fillna("") for table in (old, new))
+    return int((first.loc[second.index] != second).any(axis=1).sum())
+
+
+def _conclude_eval(
+    run: RunDirectory, table: pd.DataFrame, values: Mapping[str, Any], spec: TableSpec | None
+) -> dict[str, Any]:
+    from experiments.config import Setting
+    from experiments.eval_config import EvalConfig, table_of
+    from experiments.evaluation import conclude
+
+    params: Mapping[str, Mapping[str, Any]] = values["params"]
+    known = {key: value for key, value in values.items() if key in EvalConfig.model_fields and key != "params"}
+    config = EvalConfig(**known)
+    chosen = spec or table_of(config, [Setting(label, one) for label, one in params.items()])
+    run.write_table("behaviour", table)
+    return conclude(run, table, params, config, chosen)
+
+
+def _conclude_study(
+    run: RunDirectory, table: pd.DataFrame, arms: list[str], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    import pandas as pd
+
+    from experiments.link import attribution
+    from experiments.pipeline import TABLES
+    from experiments.report import write as write_report
+    from experiments.results import headline
+
+    known = {key: value for key, value in values.items() if key in Config.model_fields and key != "params"}
+    config = Config(**known)
+    labels = ("yes", "no")
+    tables = {name: run.table(name) for name in TABLES if name not in ("behaviour", "attribution")}
+
+    def of(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
+        return frame[frame["arm"] == arm].drop(columns="arm").reset_index(drop=True)
+
+    linked = []
+    for arm in arms:
+        readout, probes, rows, split, patch = (
+            of(tables[name], arm) for name in ("readout", "probes", "probe_rows", "decomposition", "patch")
+        )
+        part = attribution(
+            table[table["arm"] == arm], readout, probes, rows, split, patch, labels, threshold=config.probe.threshold
+        )
+        part.insert(0, "arm", arm)
+        linked.append(part)
+    run.write_table("behaviour", table)
+    run.write_table("attribution", pd.concat(linked, ignore_index=True))
+    tables |= {name: run.table(name) for name in ("behaviour", "attribution")}
+    results: dict[str, Any] = headline(tables, arms, labels, config)
+    run.write_json("results.json", results)
+    write_report(run)
+    return results
