@@ -20,6 +20,7 @@ from activations.capturing import Plan, capture
 from activations.generation import generate
 from activations.model import Model, load
 from activations.readout import answer_tokens, read
+from activations.sampling import Sampling
 from patching.edits import Cell, Edit, head_cells, head_map
 from patching.sweeping import sweep
 from tasks.ordering import Ordering
@@ -61,11 +62,14 @@ def test_capture_gives_the_same_store(models, chats, tmp_path: Path, arm: str | 
     np.testing.assert_allclose(stores["cuda"].readout["logit"], stores["cpu"].readout["logit"], **CLOSE)
 
 
-def test_generation_gives_the_same_text(models, chats) -> None:
+@pytest.mark.parametrize("sampling", [None, Sampling(temperature=1.0, top_p=0.95, top_k=20, seed=1)])
+def test_generation_gives_the_same_text(models, chats, sampling: Sampling | None) -> None:
     texts = {}
+    names = [("chat", str(number)) for number in range(len(chats))]
     for device, model in models.items():
         answered: dict[int, str] = {}
-        for part in generate(model, model.encode(chats), max_tokens=4, batch_tokens=1000):
+        how = {"sampling": sampling, "names": names, "max_tokens": 4, "batch_tokens": 1000}
+        for part in generate(model, model.encode(chats), **how):
             answered.update({index: generated.text for index, generated in part})
         texts[device] = [answered[index] for index in range(len(chats))]
     assert texts["cuda"] == texts["cpu"]
