@@ -22,13 +22,16 @@ from typing import Any
 
 from activations.errors import ModelError
 
+# Logits divided by much less become infinite, and of several infinite ones the first would be taken.
+COLDEST = 1e-6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How answers are drawn.
 
     Attributes:
-        temperature: divides the logits; above 0.
+        temperature: divides the logits; at least ``COLDEST``.
         top_p: keep the smallest set of tokens that holds this probability; None or 1 keeps all.
         top_k: keep this many of the most probable tokens; None keeps all.
         seed: of every draw.
@@ -40,8 +43,8 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ModelError(f"temperature is {self.temperature}; give a number above 0, or ask greedily")
+        if not self.temperature >= COLDEST:
+            raise ModelError(f"temperature is {self.temperature}; give {COLDEST} or more, or ask greedily")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ModelError(f"top_p is {self.top_p}; give a number above 0, up to 1")
         if self.top_k is not None and self.top_k < 1:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.errors import GateError
 from experiments.items import Row, frame
-from experiments.rundir import RunDirectory, append_lines, whole_lines
+from experiments.rundir import RunDirectory, append_lines, mended, record_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tasks.contracts import Family
 
 Identity = tuple[str, str, str, str]
+# What is read of a response.
+TEXT_FIELDS = ("arm", "setting", "key", "presentation", "text", "finish_reason")
+OTHER_FIELDS = ("prompt_opened_think", "n_prompt_tokens", "n_tokens")
 
 
 def ask(
@@ -73,24 +76,42 @@ def ask(
 
 
 def responses(run: RunDirectory) -> list[dict[str, Any]]:
-    """All whole records of responses.jsonl."""
-    return run.read_records(run.responses)
+    """All whole records of responses.jsonl.
+
+    Raises:
+        RunError: a line is damaged.
+    """
+    mend(run)
+    return _read(run)
 
 
 def responses_of(run: RunDirectory, setting: str) -> list[dict[str, Any]]:
-    """The records of one setting; the file is read through, but only these are kept."""
+    """The records of one setting; the file is read through, but only these are kept.
+
+    Raises:
+        RunError: a line is damaged.
+    """
+    # Model text could hold the marker too, in a record of another setting.
+    found = _read(run, marker=f'"setting": {json.dumps(setting)}'.encode())
+    return [record for record in found if record["setting"] == setting]
+
+
+def _read(run: RunDirectory, marker: bytes = b"") -> list[dict[str, Any]]:
     if not run.responses.exists():
         return []
-    marker = f'"setting": {json.dumps(setting)}'.encode()
     with run.responses.open("rb") as file:
-        # Model text could hold the marker too, in a record of another setting.
-        found = [json.loads(line) for line in file if marker in line]
-    return [record for record in found if record["setting"] == setting]
+        return [
+            record_of(run.responses, number, line, keys=OTHER_FIELDS, words=TEXT_FIELDS,
+                      advice="delete the line, and the same command asks that prompt again")
+            for number, line in enumerate(file, 1)
+            if marker in line
+        ]  # fmt: skip
 
 
 def mend(run: RunDirectory) -> None:
     """Cut off a last line that a kill left without its end."""
-    whole_lines(run.responses)
+    if run.responses.exists():
+        mended(run.responses)
 
 
 def table(

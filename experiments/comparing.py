@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.errors import RunError, UsageError
-from experiments.profiles import contrast, paired
+from experiments.profiles import REPEATED, contrast, paired
 from experiments.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ STATISTICS = (
 # A run may differ in these without asking something else. All but the first two are named where they differ.
 FREE = ("digest", "command", "model", "adapter", "device", "dtype", "batch_tokens", "max_tokens", "max_tokens_reasoning",
         "temperature", "top_p", "top_k", "parser_version")  # fmt: skip
+
+NEEDED = ("model", "family", "family_version", "parser_version", "seed", "split", "params")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,8 @@ class Comparison:
 
     Attributes:
         pairs: by pair of presentations, each statistic with values, difference, interval, n and support.
-        tests: McNemar on the accuracy of each presentation, Holm-adjusted over all presentations.
+        tests: McNemar on the accuracy of each presentation, Holm-adjusted over all presentations; without a p where an
+            instance stands under several settings, since the test takes pairs as independent.
         notes: in what else the runs differ.
     """
 
@@ -75,7 +79,7 @@ def side(reference: str) -> Side:
     arms = list(dict.fromkeys(table["arm"]))
     if arm not in arms:
         raise UsageError(f"{folder.path} has no arm {arm!r}: it has {', '.join(arms)}")
-    values = folder.read_json("resolved.json")
+    values = folder.read_json("resolved.json", keys=NEEDED)
     return Side(run=folder.path, arm=arm, model=values["model"], table=table[table["arm"] == arm])
 
 
@@ -91,7 +95,7 @@ def compare(first: Side, second: Side, *, resamples: int, seed: int, strata: str
     from experiments.statistics import holm, mcnemar
 
     one, two = (RunDirectory(each.run) for each in (first, second))
-    values = [run.read_json("resolved.json") for run in (one, two)]
+    values = [run.read_json("resolved.json", keys=NEEDED) for run in (one, two)]
     notes = _differences(*values)
     if first.run != second.run:
         _same_prompts(one, two)
@@ -99,6 +103,7 @@ def compare(first: Side, second: Side, *, resamples: int, seed: int, strata: str
     rows = ["setting", "key"]
     found: dict[str, Any] = {}
     tests: dict[str, dict[str, Any]] = {}
+    repeated = bool(first.table.duplicated(["key", "presentation"]).any())
     for kind in kinds[1:]:
         pair = (kinds[0], kind)
         layers = _strata(paired(first.table, pair), values[0]["params"], strata)
@@ -108,7 +113,8 @@ def compare(first: Side, second: Side, *, resamples: int, seed: int, strata: str
     for kind in kinds:
         right = [side.table[side.table["presentation"] == kind].set_index(rows)["correct"] for side in (first, second)]
         test = mcnemar(right[0].tolist(), right[1].loc[right[0].index].tolist())
-        tests[kind] = {"b": test.b, "c": test.c, "p": test.p, "n": test.n, "method": test.method}
+        p, reason = (math.nan, REPEATED) if repeated else (test.p, test.reason)
+        tests[kind] = {"b": test.b, "c": test.c, "p": p, "n": test.n, "method": test.method, "reason": reason}
     for kind, p in holm({kind: test["p"] for kind, test in tests.items()}).items():
         tests[kind]["p_holm"] = p
     return Comparison(first=first.name, second=second.name, pairs=found, tests=tests, notes=tuple(notes))
@@ -136,7 +142,8 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[st
 
 def _same_prompts(first: RunDirectory, second: RunDirectory) -> None:
     """Compare the items line by line, one set in memory at a time."""
-    ours, theirs = first.records(first.items), second.records(second.items)
+    keys = ("setting", "key", "presentations")
+    ours, theirs = (run.records(run.items, keys=keys) for run in (first, second))
     for number, ahead in enumerate(ours, 1):
         other = next(theirs, None)
         if other is None:

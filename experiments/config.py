@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from experiments.errors import UsageError
 from tasks.contracts import Family
@@ -34,6 +35,15 @@ class Section(BaseModel):
     """Keys that belong together; an unknown one is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_word_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML reads `yes`, `on` and `true` as true, which would be taken for 1."""
+        field = cls.model_fields[str(info.field_name)]
+        if isinstance(value, bool) and field.annotation is not bool:
+            raise PydanticCustomError("word", "give a value that is not yes or no; quote it if it is text")
+        return value
 
 
 class ProbeSettings(Section):
@@ -218,6 +228,10 @@ def _read_yaml(path: str) -> dict[str, Any]:
         raise UsageError(f"the configuration {path!r} is no YAML: {first}") from None
     if loaded is None:
         return {}
+    try:
+        json.dumps(loaded, default=str, skipkeys=True)
+    except ValueError:
+        raise UsageError(f"the configuration {path!r} refers to itself with an alias (*): write it out") from None
     if not isinstance(loaded, dict):
         raise UsageError(f"the configuration {path!r} holds {type(loaded).__name__}: write `key: value` lines")
     return loaded
@@ -252,8 +266,18 @@ def _set(values: dict[str, Any], pair: str, kind: type[Asking]) -> None:
     section[rest[0]] = value
 
 
+# What pydantic says in words of Python.
+_PLAINLY = {
+    "tuple_type": "give a list, for example [a, b]",
+    "model_type": "give keys and values, for example {key: value}",
+    "too_short": "give at least one",
+    "too_long": "give two names, for example [original, equivalent]",
+}
+
+
 def _first_problem(error: ValidationError, kind: type[Asking]) -> str:
-    problem = error.errors(include_url=False)[0]
+    # A wrong key comes first: with it the right one is missing, and that alone would be a riddle.
+    problem = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         section: type[BaseModel] = kind
@@ -263,4 +287,7 @@ def _first_problem(error: ValidationError, kind: type[Asking]) -> str:
         close = get_close_matches(str(problem["loc"][-1]), keys, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         return f"unknown key {where!r}{hint}: choose from {', '.join(keys)}"
-    return f"{where} is {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+    if problem["type"] == "missing":
+        return f"{where} is missing: it has no default"
+    said = _PLAINLY.get(problem["type"], f"{problem['msg'][0].lower()}{problem['msg'][1:]}")
+    return f"{where} is {problem['input']!r}: {said}"

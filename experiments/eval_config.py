@@ -20,6 +20,7 @@ from experiments.tables import FigureSpec, TableSpec
 from experiments.tables import check as check_table
 
 REASONING_TOKENS = 1024
+COLDEST = 1e-6  # as activations.sampling, which is not imported here since it needs torch
 # What each presentation is compared with where the configuration names no pairs.
 PARTNERS = {"distracted_equivalent": "distracted"}
 
@@ -81,6 +82,10 @@ def check(config: EvalConfig, grid: Sequence[Setting]) -> None:
     check_table(table_of(config, grid), params)
     if config.figure is not None:
         check_table(config.figure.table(), params)
+    if 0 < config.temperature < COLDEST:
+        raise UsageError(
+            f"temperature is {config.temperature}: give {COLDEST} or more, or 0 for the most probable token"
+        )
     for name in ("top_p", "top_k"):
         if getattr(config, name) is not None and config.temperature == 0:
             raise UsageError(

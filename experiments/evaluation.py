@@ -60,9 +60,9 @@ def evaluate(config: EvalConfig, directory: Path, *, config_text: str, reporter:
     check(config, grid)
     spec = table_of(config, grid)
     with opened(directory, resolved(config, family, grid), config_text) as run:
-        if run.results.exists():
+        if _complete(run, config):
             reporter.say(f"{directory} is complete: nothing to do")
-            found: dict[str, Any] = run.read_json("results.json")
+            found: dict[str, Any] = run.read_json("results.json", keys=("arms", "comparison", "table"))
             return found
         reporter.log = run.log
         with reporter.stage("items", 1):
@@ -78,6 +78,12 @@ def evaluate(config: EvalConfig, directory: Path, *, config_text: str, reporter:
         table = _ask(run, config, family, grid, model, arms, plan, reporter)
         with reporter.stage("table", 1):
             return conclude(run, table, {one.label: dict(one.params) for one in grid}, config, spec)
+
+
+def _complete(run: RunDirectory, config: EvalConfig) -> bool:
+    """Whether every file of the last stage is there; one that was deleted is made again."""
+    files = ["results.json", "table.csv", *(["figure.svg"] if config.figure is not None else [])]
+    return run.has_table("behaviour") and all((run.path / name).exists() for name in files)
 
 
 def conclude(

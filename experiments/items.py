@@ -114,7 +114,7 @@ def stored(run: RunDirectory) -> Iterator[tuple[str, list[Item]]]:
     Raises:
         RunError: a line is damaged.
     """
-    records = run.records(run.items)
+    records = run.records(run.items, keys=("setting", "key", "presentations"))
     for label, group in groupby(records, key=lambda record: record["setting"]):
         yield label, [Item(label, from_record(record)) for record in group]
 

@@ -71,9 +71,9 @@ def run(config: Config, directory: Path, *, config_text: str, reporter: Reporter
     grid = settings(config, family)
     items.check_presentations(family, grid)
     with opened(directory, resolved(config, family, grid), config_text) as folder:
-        if folder.complete():
+        if folder.complete() and all(folder.has_table(name) for name in TABLES):
             reporter.say(f"{directory} is complete: nothing to do (report: {folder.report})")
-            found: dict[str, Any] = folder.read_json("results.json")
+            found: dict[str, Any] = folder.read_json("results.json", keys=("arms", "comparison"))
             return found
         reporter.log = folder.log
         return _run(folder, config, family, grid, reporter)

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from experiments.errors import RunError
 from experiments.items import PAIR
 from experiments.statistics import (
@@ -29,11 +31,13 @@ from experiments.statistics import (
     pair_profile,
     repeat_agreement,
     share,
+    unanimous,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
 
+REPEATED = "an instance counts in several settings: pairs are not independent"
 CONTRASTS = ("accuracy_original", "accuracy_equivalent", "invariance", "robust", "kappa")
 
 
@@ -90,7 +94,9 @@ def profile(table: pd.DataFrame, pair: Sequence[str] = PAIR, *, resamples: int, 
     for setting, part in [*pairs.groupby("setting", sort=False), ("all", pairs)]:
         one = pair_profile(part["original"].tolist(), part["equivalent"].tolist(), part["gold"].tolist())
         profiles[str(setting)] = dataclasses.asdict(one)
+    # Over settings, which are the sizes where nothing else is swept; a table's κ̄ pools what is swept beside n.
     bar = kappa_bar(pairs["setting"].tolist(), pairs["original"].tolist(), pairs["equivalent"].tolist())
+    reason = "" if np.isfinite(bar.value) else f"kappa is undefined in all {len(bar.by_size)} settings"
     adjusted = holm({name: one["mcnemar"]["p"] for name, one in profiles.items() if name != "all"})
     for name, p in adjusted.items():
         profiles[name]["mcnemar"]["p_holm"] = p
@@ -104,36 +110,56 @@ def profile(table: pd.DataFrame, pair: Sequence[str] = PAIR, *, resamples: int, 
         )
     return {
         "profile": profiles,
-        "kappa_bar": {"value": bar.value, "n": bar.n, "support": bar.support, "method": bar.method,
-                      "reason": bar.reason, "undefined": list(bar.undefined)},
+        "kappa_bar": {"value": bar.value, "n": bar.n, "support": bar.support,
+                      "method": "mean over settings of kappa within the setting", "reason": reason,
+                      "undefined": list(bar.undefined)},
     }  # fmt: skip
 
 
 def _by_instance(whole: dict[str, Any], pairs: pd.DataFrame, *, resamples: int, seed: int) -> None:
     """Put intervals over instances in the place of those that take rows as independent."""
-    shares = {
-        "accuracy_original": whole["original"]["accuracy"],
-        "accuracy_equivalent": whole["equivalent"]["accuracy"],
-        "yes_rate_original": whole["original"]["yes_rate"],
-        "yes_rate_equivalent": whole["equivalent"]["yes_rate"],
-        **{f"accuracy_{gold}_{kind}": whole[kind][f"accuracy_{gold}"] for gold in ("yes", "no") for kind in PAIR},
-        **{
-            name: whole[name] for name in ("invariance", "strict_invariance", "robust", "shared_wrong", "unstable")
-        },
-    }  # fmt: skip
+    right = {kind: pairs[kind] == pairs["gold"] for kind in PAIR}
+    read = {kind: pairs[kind].notna() for kind in PAIR}
+    both, same = read["original"] & read["equivalent"], pairs["original"] == pairs["equivalent"]
+    every = read["original"] | True
+    wholes = [(whole["strict_invariance"], both & same, every)]
+    for kind in PAIR:
+        wholes += [
+            (whole[kind]["parsed"], read[kind], every),
+            (whole[kind]["accuracy"], right[kind], every),
+            (whole[kind]["accuracy_parsed"], right[kind], read[kind]),
+            (whole[kind]["yes_rate"], pairs[kind] == "yes", read[kind]),
+            *((whole[kind][f"accuracy_{gold}"], right[kind], pairs["gold"] == gold) for gold in ("yes", "no")),
+            (whole[f"common_{kind}"], right[kind], both),
+        ]
+    wholes += [
+        (whole["invariance"], same, both),
+        (whole["robust"], right["original"] & right["equivalent"], both),
+        (whole["shared_wrong"], ~right["original"] & ~right["equivalent"], both),
+        (whole["unstable"], right["original"] ^ right["equivalent"], both),
+    ]
+    for one, event, of in wholes:
+        _over_instances(one, event, pairs, of, resamples=resamples, seed=seed)
+    whole["mcnemar"].update(p=math.nan, reason=REPEATED)
+
+
+def _over_instances(
+    one: dict[str, Any], event: pd.Series, pairs: pd.DataFrame, of: pd.Series, *, resamples: int, seed: int
+) -> None:
+    """Give a share of the rows `of` the interval of a bootstrap over instances, each with all its rows."""
+    if not one["n"]:
+        return
+    same = unanimous(one["count"], one["n"], pairs["key"].tolist())
+    if same is not None:
+        one.update(low=same.low, high=same.high, method=same.method)
+        return
+    # The share of an event is the yes-rate of a column that says yes where it happens and is missing where none counts.
+    said = event.map({True: "yes", False: "no"}).astype(object).where(of, None).tolist()
     found = pair_interval(
-        pairs["original"].tolist(),
-        pairs["equivalent"].tolist(),
-        pairs["gold"].tolist(),
-        statistics=tuple(shares),
-        sizes=pairs["setting"].tolist(),
-        clusters=pairs["key"].tolist(),
-        resamples=resamples,
-        seed=seed,
-    )
-    for name, one in shares.items():
-        one.update(low=found[name].low, high=found[name].high, method=found[name].method)
-    whole["mcnemar"].update(p=math.nan, reason="an instance counts in several settings: pairs are not independent")
+        said, said, pairs["gold"].tolist(), statistics=("yes_rate_original",), sizes=pairs["setting"].tolist(),
+        clusters=pairs["key"].tolist(), resamples=resamples, seed=seed,
+    )["yes_rate_original"]  # fmt: skip
+    one.update(low=found.low, high=found.high, method=found.method, reason=found.reason)
 
 
 def details(
@@ -162,6 +188,16 @@ def details(
         "bounds": {kind: dataclasses.asdict(accuracy_bounds(pairs[name].tolist(), gold))
                    for kind, name in zip(pair, PAIR, strict=True)},
     }  # fmt: skip
+    if clusters is not None:
+        for kind, name in zip(pair, PAIR, strict=True):
+            right, answered = pairs[name] == pairs["gold"], pairs[name].notna()
+            for cell, scores in found["cells"][kind].items():
+                here = pairs["cell"].astype(str) == cell
+                _over_instances(scores["accuracy"], right, pairs, here, **chosen)
+                _over_instances(scores["yes_rate"], pairs[name] == "yes", pairs, here & answered, **chosen)
+                _over_instances(scores["parsed"], answered, pairs, here, **chosen)
+            _over_instances(found["bounds"][kind]["all_prompts"], right, pairs, answered | True, **chosen)
+            _over_instances(found["bounds"][kind]["parsed_only"], right, pairs, answered, **chosen)
     if "repeat" in set(table["presentation"]) and pair[0] == "original" and pair[1] != "repeat":
         again = paired(table, ("original", "repeat"))["equivalent"].tolist()
         found["repeat"] = dataclasses.asdict(repeat_agreement(first, again, second, clusters=clusters, **chosen))
@@ -206,7 +242,11 @@ def unread(table: pd.DataFrame, pair: Sequence[str] = PAIR) -> dict[str, Any]:
     arms = {arm: rows["status"].tolist() for arm, rows in part.groupby("arm", sort=False)}
     one = part[part["arm"] == next(iter(arms))]
     names = (one["setting"] + " " + one["key"]).tolist()
-    return dataclasses.asdict(coverage(arms, presentations=one["presentation"].tolist(), keys=names))
+    found = dataclasses.asdict(coverage(arms, presentations=one["presentation"].tolist(), keys=names))
+    if one.duplicated(["key", "presentation"]).any():
+        for test in (*found["between_arms"], *found["between_presentations"]):
+            test.update(p=math.nan, p_holm=math.nan, reason=REPEATED)
+    return found
 
 
 def contrast(

@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,43 +49,38 @@ class RunDirectory:
         """Whether the last stage has been written."""
         return self.results.exists() and self.report.exists()
 
-    def read_json(self, name: str) -> Any:
-        """A JSON file of the run.
+    def read_json(self, name: str, *, keys: Collection[str] = ()) -> Any:
+        """A JSON file of the run that holds one object.
+
+        Args:
+            keys: that it has to have.
 
         Raises:
             RunError: it is missing or damaged.
         """
         try:
-            return json.loads((self.path / name).read_text())
+            found = json.loads((self.path / name).read_text())
         except FileNotFoundError:
             raise RunError(f"{self.path} has no {name}: is it a run directory? give another --out") from None
         except ValueError:
-            raise _damaged(self.path / name, "give another --out, or put the file back") from None
+            found = None
+        if not isinstance(found, dict) or not set(keys) <= set(found):
+            raise damaged(self.path / name)
+        return found
 
-    def read_records(self, path: Path) -> list[dict[str, Any]]:
-        """The objects of a file of JSON lines; a last line cut by a kill is dropped.
+    def records(self, path: Path, *, keys: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+        """The objects of a file of JSON lines, one in memory at a time.
 
-        Raises:
-            RunError: a line is damaged.
-        """
-        try:
-            return [json.loads(line) for line in whole_lines(path)]
-        except ValueError:
-            raise _damaged(path, "give another --out, or put the file back") from None
-
-    def records(self, path: Path) -> Iterator[dict[str, Any]]:
-        """The objects of a finished file of JSON lines, one in memory at a time.
+        Args:
+            keys: that each has to have.
 
         Raises:
             RunError: a line is damaged.
         """
         # Bytes: text mode would also split at the other line separators that JSON leaves unescaped.
         with path.open("rb") as file:
-            for line in file:
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    raise _damaged(path, "give another --out, or put the file back") from None
+            for number, line in enumerate(file, 1):
+                yield record_of(path, number, line, keys=keys)
 
     def begun(self) -> bool:
         """Whether a model was loaded for this run: from then on the configuration can't change."""
@@ -236,13 +231,43 @@ def whole_lines(path: Path) -> list[str]:
     """Lines of an append-only file; a last line without its end is cut off the file first."""
     if not path.exists():
         return []
+    # Not splitlines: model text may hold other line separators, which JSON leaves unescaped.
+    return mended(path).decode().split("\n")[:-1]
+
+
+def mended(path: Path) -> bytes:
+    """The content of an append-only file; a last line without its end is cut off the file first."""
     data = path.read_bytes()
     end = data.rfind(b"\n") + 1
     if end != len(data):
         with path.open("r+b") as file:
             file.truncate(end)
-    # Not splitlines: model text may hold other line separators, which JSON leaves unescaped.
-    return data[:end].decode().split("\n")[:-1]
+    return data[:end]
+
+
+def record_of(
+    path: Path, number: int, line: bytes, *, keys: Collection[str] = (), advice: str = "", words: Collection[str] = ()
+) -> dict[str, Any]:
+    """The object of one JSON line.
+
+    Args:
+        path, number: where it stands, for the message.
+        keys, words: that it has to have; of `words` the value has to be text.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not {*keys, *words} <= set(found) or not _texts(found, words):
+        raise damaged(path, advice, line=number)
+    return found
+
+
+def _texts(found: Mapping[str, Any], words: Collection[str]) -> bool:
+    return all(isinstance(found[name], str) for name in words)
 
 
 @contextmanager
@@ -269,11 +294,15 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     try:
         return pd.read_parquet(path)
     except (OSError, ValueError):
-        raise _damaged(path, "delete it, and the same command makes it again") from None
+        raise damaged(path, "delete it, and the same command makes it again") from None
 
 
-def _damaged(path: Path, advice: str) -> RunError:
-    return RunError(f"{path} is damaged and can't be read: {advice}")
+def damaged(path: Path, advice: str = "", *, line: int | None = None) -> RunError:
+    """The error for a file of a run that can't be read."""
+    place = "" if line is None else f"line {line} of "
+    return RunError(
+        f"{place}{path} is damaged and can't be read: {advice or 'give another --out, or put the file back'}"
+    )
 
 
 def _refuse_other(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

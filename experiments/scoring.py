@@ -7,6 +7,7 @@ for a whole study the link table, results and report. What the model computed (a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from experiments import behaviour, items
 from experiments.config import Config, digest
 from experiments.errors import RunError
-from experiments.rundir import RunDirectory, reopened
+from experiments.rundir import RunDirectory, damaged, reopened
 from tasks.parsing import PARSER_VERSION
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ def score(directory: Path, spec: TableSpec | None = None) -> Scored:
             raise RunError(
                 f"{directory} has no results.json: finish the run first, with the command in its config.yaml"
             )
-        values = run.read_json("resolved.json")
+        values = run.read_json(
+            "resolved.json", keys=("command", "family", "family_version", "parser_version", "params")
+        )
         family = family_named(values["family"])
         if family.version != values["family_version"]:
             raise RunError(
@@ -64,6 +67,7 @@ def score(directory: Path, spec: TableSpec | None = None) -> Scored:
         old = run.table("behaviour")
         arms = list(dict.fromkeys(old["arm"]))
         new = _read_again(run, family, arms)
+        _same_rows(run, old, new)
         changed = _changed(old, new)
         old_parser = values["parser_version"]
         values = {key: value for key, value in values.items() if key != "digest"} | {"parser_version": PARSER_VERSION}
@@ -97,7 +101,20 @@ def _read_again(run: RunDirectory, family: Any, arms: list[str]) -> pd.DataFrame
                 f"{run.responses} lacks {len(missing)} answers, the first of {', '.join(missing[0])}: put the file back"
             )
         parts.append(behaviour.table(given, family, asked, arms))
+    if not parts:
+        raise damaged(run.items)
     return pd.concat(parts, ignore_index=True)
+
+
+def _same_rows(run: RunDirectory, old: pd.DataFrame, new: pd.DataFrame) -> None:
+    """Fewer items than were asked would give other numbers without a sign."""
+    before, after = (Counter(table[ROW].itertuples(index=False, name=None)) for table in (old, new))
+    differing = (before - after) + (after - before)
+    if differing:
+        raise RunError(
+            f"{run.items} and the behaviour table of {run.path} hold different rows, the first of them "
+            f"{', '.join(min(differing))}: put the old file back"
+        )
 
 
 def _changed(old: pd.DataFrame, new: pd.DataFrame) -> int:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from experiments.comparing import Comparison
 
+FILE_WIDTH = 10_000  # characters; no table is as wide
 OUTCOME_NAMES = {"R": "both right", "D": "both wrong", "U": "one right", "N": "not read"}
 
 
@@ -118,28 +123,44 @@ _LINES: list[tuple[str, Any]] = [
 def show_made(directory: Path, results: dict[str, Any]) -> None:
     """Print the table of a behavioural run, what each adapter changed, and where the files are."""
     import pandas as pd
-    from rich.console import Console
 
-    from experiments.tables import TableSpec, show_table
+    from experiments.tables import TableSpec, show_within
 
-    console = Console()
+    console = _console()
     made = results["table"]
-    console.print(show_table(pd.DataFrame(made["rows"]), TableSpec(**made["spec"])))
+    for part in show_within(pd.DataFrame(made["rows"]), TableSpec(**made["spec"]), console):
+        _print_whole(console, part)
     for pair, arms in results["comparison"].items():
         for arm, found in arms.items():
             shown = (("accuracy_equivalent", f"accuracy, {pair.split('/')[1]}"), ("invariance", "invariance"))
             parts = [f"{label} {_points(found[key])}" for key, label in shown]
-            console.print(f"{arm} less base, {pair}: {'; '.join(parts)}", highlight=False)
+            console.print(f"{arm} less base, {pair}: {'; '.join(parts)}", highlight=False, soft_wrap=True)
     files = [name for name in ("table.csv", "figure.svg", "results.json") if (directory / name).exists()]
     console.print(f"{directory}: {', '.join(files)}", highlight=False, soft_wrap=True)
 
 
-def show_comparison(found: Comparison) -> None:
-    """Print both sides of every statistic, the difference with its interval, and the tests."""
+def _console() -> Console:
+    """The terminal; a file is as wide as what is written to it, unless COLUMNS says otherwise."""
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=FILE_WIDTH)
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    """Print a table at its own width where the console is narrower: a cut number would be another one."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    needed = Measurement.get(console, console.options.update(width=FILE_WIDTH), table).maximum
+    (console if needed <= console.width else Console(width=needed)).print(table)
+
+
+def show_comparison(found: Comparison) -> None:
+    """Print both sides of every statistic, the difference with its interval, and the tests."""
+    from rich.table import Table
+
+    console = _console()
     console.print(f"first:  {found.first}\nsecond: {found.second}", highlight=False, soft_wrap=True)
     for note in found.notes:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
@@ -157,12 +178,15 @@ def show_comparison(found: Comparison) -> None:
             if moved != "–":
                 moved += f" [{_or_dash(one['low'], change)}, {_or_dash(one['high'], change)}]"
             table.add_row(name, *known, moved)
-        console.print(table)
+        _print_whole(console, table)
     for kind, test in found.tests.items():
+        tested = f"{test['method']} p = {test['p']:.4f}, Holm {test['p_holm']:.4f}"
+        if math.isnan(test["p"]):
+            tested = f"no p: {test['reason']}"
         console.print(
-            f"accuracy, {kind}: first only right {test['b']}, second only {test['c']}; {test['method']} "
-            f"p = {test['p']:.4f}, Holm {test['p_holm']:.4f}",
+            f"accuracy, {kind}: first only right {test['b']}, second only {test['c']}; {tested}",
             highlight=False,
+            soft_wrap=True,
         )
 
 

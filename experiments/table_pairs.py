@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.errors import RunError
-from experiments.statistics import PairProfile, Share, pair_interval, pair_profile, share
+from experiments.statistics import PairProfile, Share, pair_interval, pair_profile, share, unanimous
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,6 +110,10 @@ class Group:
             )  # fmt: skip
         if self.pairs.empty:
             return Estimate(value=UNDEFINED, reason=NOTHING)
+        if counted is not None:
+            same = unanimous(counted.count, counted.n, self.pairs["key"].tolist(), level=self.level)
+            if same is not None:
+                return Estimate(value=same.value, low=same.low, high=same.high, n=same.n, method=same.method)
         found = pair_interval(
             *self.columns, statistics=[statistic], sizes=self.sizes if statistic == "kappa_bar" else None,
             clusters=self.clusters, resamples=self.resamples, seed=self.seed, level=self.level,
@@ -124,7 +128,7 @@ class Group:
         # The share of an event is the yes-rate of a column that says yes where it happens.
         said = np.where(shown, "yes", "no").tolist()
         marked = Group(self.pairs.assign(first=said, second=said, gold=said), self.seed, self.resamples, self.level)
-        return marked.estimate("yes_rate_original")
+        return marked.estimate("yes_rate_original", share(int(shown.sum()), len(shown), level=self.level))
 
 
 def refuse_damaged(behaviour: pd.DataFrame, params: Params) -> None:

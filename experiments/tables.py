@@ -28,6 +28,7 @@ from experiments.table_pairs import CONTROL, ONLY_FOR, Estimate, Group, Params, 
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import Console
     from rich.table import Table
 
 # Row keys that are no family parameters.
@@ -183,7 +184,8 @@ def show_table(frame: pd.DataFrame, spec: TableSpec, *, intervals: bool | None =
         above = [] if side is None else str(side).split("/") if spec.across == "pair" else [str(spec.across), str(side)]
         for name in spec.columns:
             label = [COLUMNS[name].label] if side is None or len(spec.columns) > 1 else []
-            drawn.add_column(escape("\n".join([*above, *label])), justify="right", overflow="fold")
+            # A digit that is folded or cut off is another number.
+            drawn.add_column(escape("\n".join([*above, *label])), justify="right", no_wrap=True)
     grouped = frame.groupby(fixed, sort=False, dropna=False) if fixed else [((), frame)]
     for values, part in grouped:
         cells = [escape(str(value)) for value in values]
@@ -192,6 +194,35 @@ def show_table(frame: pd.DataFrame, spec: TableSpec, *, intervals: bool | None =
             cells += [_cell(rows.iloc[0], name, intervals) if len(rows) else "" for name in spec.columns]
         drawn.add_row(*cells)
     return drawn
+
+
+def show_within(frame: pd.DataFrame, spec: TableSpec, console: Console) -> list[Table]:
+    """The table so that it fits the console: without intervals where they don't, then cut into several tables.
+
+    Numbers are never folded. What fits in no way (one column beside long row keys) is wider than the console.
+    """
+    from rich.measure import Measurement
+
+    def fits(drawn: Table) -> bool:
+        unlimited = console.options.update(width=100_000)
+        return Measurement.get(console, unlimited, drawn).maximum <= console.width
+
+    below = spec.model_copy(update={"across": None})
+    for one, intervals in ((spec, None), (spec, False), (below, False)):
+        drawn = show_table(frame, one, intervals=intervals)
+        if fits(drawn):
+            return [drawn]
+    parts: list[list[str]] = [[]]
+    for name in spec.columns:
+        longer = below.model_copy(update={"columns": (*parts[-1], name)})
+        if parts[-1] and not fits(show_table(frame, longer, intervals=False)):
+            parts.append([])
+        parts[-1].append(name)
+    titles = (spec.title, *[""] * (len(parts) - 1))
+    return [
+        show_table(frame, below.model_copy(update={"columns": tuple(part), "title": title}), intervals=False)
+        for part, title in zip(parts, titles, strict=True)
+    ]
 
 
 def printed(value: float | None, column: Column) -> str:

@@ -24,8 +24,11 @@ What is left:
 
 * With decoys, that the goal's rule and the one with the missing fact belong to one tree or to two. That is the question
   itself, but it can be answered by tracing upwards from the one atom that nothing derives.
-* A first decoy of a single rule (n = 4 with a quarter of distractors) has its missing fact in the rule of a root, while
-  the goal's tree has it further down. At depth 1, the goal's own rule shows the missing fact, as it has to.
+* A first decoy that is smaller than the goal's tree (less than half of the rules are distractors) may be lower, too, or
+  have its missing fact nearer to its root. The fewer its rules, the fewer have to be followed up from a missing fact to
+  tell which of the two lacks it: with one rule (n = 4 with a quarter of distractors) none, with two (n = 8) one. From
+  half of the rules on, the two trees are of one size and height, and nothing of this is left.
+* At depth 1, the goal's own rule shows the missing fact, as it has to.
 * Without decoys (no distractors), only a negative program has an atom in a body that is neither fact nor head, and a
   fact that no rule uses, which takes the place of the missing one so that the number of facts still says nothing.
 """

@@ -148,8 +148,10 @@ def draw_distractors(
 ) -> Distractors:
     """``count`` irrelevant premises, spread among the instance's own, which keep their relative order.
 
-    The share that is re-worded is that of the own premises, rounded, and the positions follow the protocol on the
-    distractors' chain: neither share nor position tells which premises matter.
+    The share that is re-worded is that of the own premises, and the positions follow the protocol on the distractors'
+    chain: neither share nor position tells which premises matter. A share that is no whole number of premises is rounded
+    up or down by a draw, so that it is met on average; always to the nearest, a lone distractor would be re-worded less
+    often than an own premise.
     """
     n, links = len(order), len(order) - 1
     others = sample(draws, pool, count + 1, taken=set(order))
@@ -160,8 +162,10 @@ def draw_distractors(
             own, other = list(range(n)), sorted(other)
         names.append(_merged(draws, own, other))
         premises.append(_merged(draws, layout.premises[version], [links + i for i in shuffled(draws, count)]))
-    share = round(len(layout.rewritten) / links * count)
-    uniform = sorted(shuffled(draws, count)[:share])
+    positions = shuffled(draws, count)
+    share, rest = divmod(len(layout.rewritten) * count, links)
+    share += draws.random() * links < rest
+    uniform = sorted(positions[:share])
     at_end = protocol == "L" and n <= COINS_ABOVE
     rewritten = [links + link for link in (range(count - share, count) if at_end else uniform)]
     both = Layout((names[0], names[1]), (premises[0], premises[1]), [*layout.rewritten, *rewritten])

@@ -17,6 +17,8 @@ from typing import cast
 from tasks.contracts import Family, TaskError
 
 GROUP = "pairlens.families"
+_METHODS = ("parameters", "validate", "generate", "parse", "grade", "verify")
+_VALUES = ("name", "version", "answers")
 _BUILT_IN = {"ordering": "tasks.ordering:Ordering", "horn": "tasks.horn:Horn"}
 
 
@@ -58,10 +60,20 @@ def _from_file(reference: str) -> Family:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     found = getattr(module, attribute, None)
-    if isinstance(found, type) and not hasattr(found, "generate"):
-        raise TaskError(f"{attribute!r} in {path_text!r} is no family: it has no generate; see tasks/contracts.py")
     if not isinstance(found, type):
         mine = (key for key, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__)
         classes = ", ".join(mine)
         raise TaskError(f"family file {path_text!r} has no {attribute!r}: it defines {classes or 'no class'}")
-    return cast(Family, found())
+    # What a method has to be, a class has; name, version and answers may be set when one is made.
+    _check_parts(found, _METHODS, attribute, path_text)
+    made = found()
+    _check_parts(made, _VALUES, attribute, path_text)
+    return cast(Family, made)
+
+
+def _check_parts(found: object, parts: tuple[str, ...], attribute: str, path: str) -> None:
+    missing = [part for part in parts if not hasattr(found, part)]
+    if missing:
+        raise TaskError(
+            f"{attribute!r} in {path!r} is no family: it has no {', '.join(missing)}; see tasks/contracts.py"
+        )

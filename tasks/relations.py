@@ -118,7 +118,7 @@ def load(text: str, *, source: str, opposites: Opposites = ()) -> tuple[dict[str
     """
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise TaskError(f"{source}: not a TOML file ({error})") from None
     for key in content:
         if key not in ("opposites", "relations"):
@@ -140,13 +140,15 @@ def _packaged() -> tuple[dict[str, Relation], Opposites]:
 
 
 def _from_file(path: str, name: str) -> Relation:
-    file = Path(path).expanduser()
     try:
+        # An unknown "~user" is a RuntimeError, a NUL in the path a ValueError.
+        file = Path(path).expanduser()
         found = _user_file(str(file), file.stat().st_mtime_ns)
-    except OSError as error:
-        raise TaskError(
-            f"relation file {path!r} can't be read ({error.strerror}): give path/to/file.toml:name"
-        ) from None
+    except TaskError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise TaskError(f"relation file {path!r} can't be read ({why}): give path/to/file.toml:name") from None
     if name not in found:
         raise TaskError(f"relation file {path!r} has no relation {name!r}: it defines {', '.join(found)}")
     return found[name]
@@ -156,7 +158,7 @@ def _from_file(path: str, name: str) -> Relation:
 def _user_file(path: str, _changed: int) -> dict[str, Relation]:
     """A user's file, read again only after it has changed."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors open a file with a byte order mark
     except UnicodeDecodeError:
         raise TaskError(f"{path}: not UTF-8 text") from None
     return load(text, source=path, opposites=_packaged()[1])[0]
@@ -183,7 +185,7 @@ def _relation(name: str, block: Any, source: str) -> Relation:
         if key not in block:
             raise TaskError(f"{where}: key {key!r} is missing: a relation has {', '.join(REQUIRED)}")
     for key, value in block.items():
-        if not isinstance(value, str) or not value.strip() or value != value.strip() or "\n" in value:
+        if not isinstance(value, str) or not value.strip() or value != value.strip() or not value.isprintable():
             raise TaskError(f"{where}: key {key!r} is {value!r}: give one line of text without blanks around it")
     if block["entities"] not in ENTITIES:
         raise TaskError(f"{where}: key 'entities' is {block['entities']!r}: choose {' or '.join(ENTITIES)}")

@@ -1,11 +1,14 @@
 """Do a relation's six sentences say what they have to?
 
-Two tests, since each misses what the other finds:
+Three tests, since each misses what the others find:
 
 * each sentence, filled in with two names, is read back by the text-level solver. It has to find exactly one reading, the
   right one: two forms that are equal, or that match each other's sentences, are caught here;
 * with every known word replaced by its opposite, the forward phrase has to turn into the converse phrase. The solver can't
-  see that "is taller than" is no converse of "is older than", since it knows no English; the list of opposites does.
+  see that "is taller than" is no converse of "is older than", since it knows no English; the list of opposites does;
+* a negation has to hold one negating word and no other form may hold any, and the two slots have to come in one order in
+  all six. "Is {y} older than {x}?" or "{x} is surely older than {y}." as a negation would pass the other two tests and
+  make every answer wrong.
 
 The second test works on whole words, longest phrase first, and a phrase may have several opposites ("behind": "in front
 of", "ahead of"). A pair without any known word can't be judged and is refused: its file has to list the words.
@@ -15,7 +18,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import product
 from typing import TYPE_CHECKING
 
 from tasks.contracts import TaskError
@@ -26,14 +28,16 @@ if TYPE_CHECKING:
 
 STATEMENTS = ("forward", "converse", "forward_negation", "converse_negation")
 QUERIES = ("forward_query", "converse_query")
+NEGATIONS = ("forward_negation", "converse_negation")
 FORMS = ("forward", "converse", *QUERIES, "forward_negation", "converse_negation")
 # A question or negation may be worded so that no known word is left in it; the two phrases themselves may not.
-PAIRS = (("forward", "converse"), QUERIES, ("forward_negation", "converse_negation"))
+PAIRS = (("forward", "converse"), QUERIES, NEGATIONS)
 # Read as x < y: the forms that say or ask that x comes before y.
 X_FIRST = frozenset(("forward", "forward_query", "converse_negation"))
 
 _TOKEN = re.compile(r"\{[xy]\}|\w+|[^\w\s]")
 _SLOT = re.compile(r"(?<!\w)\{(?:x|y)\}(?!\w)")
+_NEGATION = re.compile(r"\b(?:not|never|no|cannot)\b|n['’]t\b")
 
 Words = tuple[str, ...]
 
@@ -47,6 +51,11 @@ def check(relation: Relation, opposites: Sequence[tuple[str, str]], *, where: st
     forms = relation.forms()
     for form, template in forms.items():
         _check_template(template, form, where)
+    _check_slots(forms, where)
+    for key in ("scene", "rule"):
+        text = getattr(relation, key)
+        if text is not None and _SLOT.search(text):
+            raise TaskError(f"{where}: key {key!r} is {text!r}: it is told as it stands, leave out {{x}} and {{y}}")
     if ":" in relation.scene:
         raise TaskError(f"{where}: key 'scene' is {relation.scene!r}: leave out the colon, the names follow it")
     if relation.rule is not None and not relation.rule.endswith("."):
@@ -55,7 +64,7 @@ def check(relation: Relation, opposites: Sequence[tuple[str, str]], *, where: st
     known = _known(opposites)
     for first, second in PAIRS:
         _check_opposites(first, second, forms, known, where)
-    for form in (*QUERIES, "forward_negation", "converse_negation"):
+    for form in (*QUERIES, *NEGATIONS):
         stem = form.partition("_")[0]
         said, asked = _phrases(forms[stem], known), _phrases(forms[form], known)
         if asked and said != asked:
@@ -73,6 +82,22 @@ def _check_template(template: str, form: str, where: str) -> None:
     end = "?" if form in QUERIES else "."
     if not template.endswith(end):
         raise TaskError(f"{where}: key {form!r} is {template!r}: end it with {end!r}")
+    allowed = 1 if form in NEGATIONS else 0
+    if len(_NEGATION.findall(template.lower())) != allowed:
+        raise TaskError(
+            f"{where}: key {form!r} is {template!r}: it has to hold {('no', 'one')[allowed]} word like 'not'"
+        )
+
+
+def _check_slots(forms: dict[str, str], where: str) -> None:
+    """One order of the slots: in another one, who is said to come first would change with the form."""
+    stated = forms["forward"].index("{x}") < forms["forward"].index("{y}")
+    for form, template in forms.items():
+        if (template.index("{x}") < template.index("{y}")) != stated:
+            raise TaskError(
+                f"{where}: key {form!r} is {template!r}: {{x}} and {{y}} have changed places against "
+                f"'forward', {forms['forward']!r}; give them one order in all six forms"
+            )
 
 
 def _check_readings(relation: Relation, where: str) -> None:
@@ -104,15 +129,14 @@ def _check_opposites(
     first: str, second: str, forms: dict[str, str], known: dict[Words, set[Words]], where: str
 ) -> None:
     one, other = _tokens(forms[first]), _tokens(forms[second])
-    turned, back = _opposite(one, known), _opposite(other, known)
-    if not turned and not back:
+    if not any(piece in known for words in (one, other) for piece in _cut(words, known)):
         if first != "forward":
             return
         raise TaskError(
             f"{where}: key 'forward' is {forms[first]!r} and key 'converse' is {forms[second]!r}: neither holds a known "
             'word, so nothing says that they are converse; list the two at the top, opposites = [["older", "younger"]]'
         )
-    if other not in turned or one not in back:
+    if not (_turns_into(one, other, known) and _turns_into(other, one, known)):
         raise TaskError(
             f"{where}: key {second!r} is {forms[second]!r}: not the converse of {first!r}, {forms[first]!r}, "
             "by the list of opposites; reword it, or list the two words at the top of the file"
@@ -138,9 +162,14 @@ def _phrases(template: str, known: dict[Words, set[Words]]) -> list[Words]:
     return [piece for piece in _cut(_tokens(template), known) if piece in known]
 
 
-def _opposite(words: Words, known: dict[Words, set[Words]]) -> set[Words]:
-    """All sentences that result from replacing every known phrase; none if there is no known phrase."""
+def _turns_into(words: Words, wanted: Words, known: dict[Words, set[Words]]) -> bool:
+    """Whether replacing every known phrase, each by one of its opposites, can give the wanted sentence.
+
+    Follows how much of it is reached, since the possible sentences double with each phrase that has two opposites.
+    """
     pieces = _cut(words, known)
-    if not any(piece in known for piece in pieces):
-        return set()
-    return {sum(chosen, ()) for chosen in product(*(sorted(known.get(piece, {piece})) for piece in pieces))}
+    reached = {0}
+    for piece in pieces:
+        choices = known.get(piece, {piece})
+        reached = {at + len(choice) for at in reached for choice in choices if wanted[at : at + len(choice)] == choice}
+    return len(wanted) in reached and any(piece in known for piece in pieces)

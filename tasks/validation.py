@@ -1,9 +1,11 @@
 """Does a family keep its promises? Everything that can be checked without a model.
 
+* a set is of the split that was asked for; its original comes first, no kind stands in it twice, the instance's gold is the
+  original's and one of the labels, and each cell has one gold answer;
 * the second solver, which reads the text, finds each presentation's gold answer;
 * a response with the gold answer is read and graded correct, one with another label is graded wrong;
-* every span names the characters it says;
-* no instance key and no prompt occurs twice, and no instance of one split occurs in another, whatever the seed;
+* every span names the characters it says, and none cuts a word in two or begins or ends with a blank;
+* no instance key and no prompt occurs twice, and no instance or prompt of one split occurs in another, whatever the seed;
 * two kinds of presentation are two texts, and a ``repeat`` is the original's text again;
 * the same seed gives the same sets, however many are asked for;
 * the cells of the design are balanced, and so are the gold answers.
@@ -61,7 +63,7 @@ class _Tally:
         self.checked += checked
         if problem is not None:
             self.broken += 1
-            self.example = self.example or problem
+            self.example = self.example or " ".join(problem.split())
 
     def finding(self) -> Finding:
         return Finding(self.promise, self.checked, self.broken, self.example)
@@ -74,22 +76,24 @@ def validate_family(family: Family, params: Mapping[str, Any], *, sets: int, see
         TaskError: bad parameters, or fewer sets than asked for.
     """
     check = _Check(family)
-    keys: dict[Split, set[bytes]] = {}
+    keys: dict[Split, set[bytes]] = {split: set() for split in SPLITS}
+    prompts: dict[Split, set[bytes]] = {split: set() for split in SPLITS}
     for split in SPLITS:
-        keys[split] = set()
         first: list[bytes] = []
         for matched in islice(family.generate(params, seed=seed, split=split), sets):
-            check.add(matched)
+            check.add(matched, split)
             keys[split].add(_digest(matched.instance.key))
+            prompts[split].update(_texts(matched).values())
             if len(first) < AGAIN:
                 first.append(_digest(repr(matched)))
-        if check.cells.total() % sets:
+        if check.sets % sets:
             raise TaskError(f"{family.name} gives fewer than {sets} sets of the {split} split: ask for fewer")
         check.again(split, first, family.generate(params, seed=seed, split=split))
         # What one seed trains on, no other may test on.
-        other = islice(family.generate(params, seed=seed + 1, split=split), sets)
-        keys[split].update(_digest(matched.instance.key) for matched in other)
-    return [*check.findings(), _splits(keys)]
+        for matched in islice(family.generate(params, seed=seed + 1, split=split), sets):
+            keys[split].add(_digest(matched.instance.key))
+            prompts[split].update(_texts(matched).values())
+    return [*check.findings(), _splits(keys, prompts)]
 
 
 class _Check:
@@ -97,6 +101,7 @@ class _Check:
 
     def __init__(self, family: Family) -> None:
         self.family = family
+        self.form = _Tally("sets have the form that a run expects")
         self.solver = _Tally("the second solver agrees with gold")
         self.grading = _Tally("gold passes and a mutated gold fails")
         self.spans = _Tally("spans name the characters they say")
@@ -109,11 +114,13 @@ class _Check:
         self.sets = 0
         self.coincide: Counter[tuple[str, str]] = Counter()
         self.cells: Counter[tuple[Split, str]] = Counter()
+        self.cell_gold: dict[str, str] = {}
         self.golds: Counter[tuple[str, str]] = Counter()
 
-    def add(self, matched: MatchedSet) -> None:
+    def add(self, matched: MatchedSet, split: Split) -> None:
         instance = matched.instance
         self.sets += 1
+        self.form.add(problem=self._malformed(matched, split))
         self.cells[instance.split, instance.cell] += 1
         key = _digest(instance.key)
         self.keys.add(problem=instance.key if key in self.seen_keys else None)
@@ -125,17 +132,34 @@ class _Check:
             self._grade(matched, shown)
             self._span(matched, shown)
 
+    def _malformed(self, matched: MatchedSet, split: Split) -> str | None:
+        """What is wrong with the records themselves; None if nothing is."""
+        instance, key = matched.instance, matched.instance.key[:12]
+        kinds = [shown.kind for shown in matched.presentations]
+        if instance.split != split:
+            return f"{key}: of the {instance.split} split, asked for {split}"
+        if not kinds or kinds[0] != "original" or len(set(kinds)) != len(kinds):
+            return f"{key}: presentations {', '.join(kinds) or 'missing'}; 'original' comes first and none stands twice"
+        if instance.gold != matched.presentations[0].gold:
+            return f"{key}: gold {instance.gold}, but {matched.presentations[0].gold} in the original"
+        for shown in matched.presentations:
+            if self.family.answers and shown.gold not in self.family.answers:
+                return f"{_place(matched, shown)}: gold {shown.gold} is none of {', '.join(self.family.answers)}"
+        if self.cell_gold.setdefault(instance.cell, instance.gold) != instance.gold:
+            return f"{key}: cell {instance.cell} has both gold {self.cell_gold[instance.cell]} and {instance.gold}"
+        return None
+
     def _solve(self, matched: MatchedSet) -> None:
-        found: Mapping[str, str] = {}
+        found: Mapping[str, str] | None = {}
         try:
             found = self.family.verify(matched)
         except TaskError as error:
-            self.solver.add(problem=f"{matched.instance.key[:12]}: {error}", checked=0)
+            self.solver.add(problem=f"{matched.instance.key[:12]}: {error}", checked=len(matched.presentations))
+            return
         for shown in matched.presentations:
-            wrong = shown.kind in found and found[shown.kind] != shown.gold
-            self.solver.add(
-                problem=f"{_place(matched, shown)}: gold {shown.gold}, solved {found[shown.kind]}" if wrong else None
-            )
+            solved = (found or {}).get(shown.kind)
+            wrong = f"{_place(matched, shown)}: gold {shown.gold}, {f'solved {solved}' if solved else 'not solved'}"
+            self.solver.add(problem=None if solved == shown.gold else wrong)
 
     def _grade(self, matched: MatchedSet, shown: Presentation) -> None:
         for label, variants in (self.family.answers or {}).items():
@@ -145,21 +169,30 @@ class _Check:
 
     def _span(self, matched: MatchedSet, shown: Presentation) -> None:
         for span in shown.spans:
-            text = shown.messages[span.message].content
+            text = shown.messages[span.message].content if 0 <= span.message < len(shown.messages) else ""
             inside = 0 <= span.start < span.end <= len(text)
             kind, _, name = span.label.partition(":")
-            wrong = not inside or (kind == "name" and text[span.start : span.end] != name)
-            self.spans.add(problem=f"{_place(matched, shown)}: span {span.label}" if wrong else None)
+            said = text[span.start : span.end]
+            wrong = (
+                not inside
+                or (kind == "name" and said != name)
+                or said != said.strip()
+                or _within_word(text, span.start)
+                or _within_word(text, span.end)
+            )
+            self.spans.add(
+                problem=f"{_place(matched, shown)}: span {span.label} holds {said[:60]!r}" if wrong else None
+            )
 
     def _compare(self, matched: MatchedSet) -> None:
         """Prompts of this set with each other, and with those of all sets before it."""
         shown = {one.kind: one for one in matched.presentations}
-        original = matched.presentations[0]
-        repeat = shown.pop("repeat", None)
+        repeat = shown.get("repeat")
         if repeat is not None:
+            original = matched.presentations[0]
             differs = repeat.messages != original.messages or repeat.gold != original.gold
             self.repeats.add(problem=f"{_place(matched, repeat)} differs from the original" if differs else None)
-        texts = {kind: _digest(repr(one.messages)) for kind, one in shown.items()}
+        texts = _texts(matched)
         for (kind, text), (other, other_text) in combinations(texts.items(), 2):
             self.coincide[kind, other] += text == other_text
         for kind, text in texts.items():
@@ -173,7 +206,7 @@ class _Check:
             self.same.add(problem=f"{split} set {number} came out another way" if changed else None)
 
     def findings(self) -> list[Finding]:
-        tallies = [self.solver, self.grading, self.spans, self.keys, self.prompts]
+        tallies = [self.form, self.solver, self.grading, self.spans, self.keys, self.prompts]
         if self.repeats.checked:
             tallies.append(self.repeats)
         found = [tally.finding() for tally in tallies]
@@ -213,14 +246,28 @@ class _Check:
         return tally.finding()
 
 
-def _splits(keys: Mapping[Split, set[bytes]]) -> Finding:
-    """Keys of the splits, each under two seeds."""
+def _splits(keys: Mapping[Split, set[bytes]], prompts: Mapping[Split, set[bytes]]) -> Finding:
+    """Keys and prompts of the splits, each under two seeds. A key that names more than the latent can hide a leak."""
     tally = _Tally("splits are disjoint across seeds")
     tally.add(problem=None, checked=sum(map(len, keys.values())))
     for a, b in combinations(SPLITS, 2):
         for key in keys[a] & keys[b]:
             tally.add(problem=f"{a} and {b}: {key.hex()}", checked=0)
+        if not keys[a] & keys[b]:
+            for prompt in prompts[a] & prompts[b]:
+                tally.add(problem=f"{a} and {b}: other keys, but one prompt ({prompt.hex()})", checked=0)
     return tally.finding()
+
+
+def _texts(matched: MatchedSet) -> dict[str, bytes]:
+    """Hashes of the prompts by kind, but for the repeat, which repeats one."""
+    return {one.kind: _digest(repr(one.messages)) for one in matched.presentations if one.kind != "repeat"}
+
+
+def _within_word(text: str, place: int) -> bool:
+    """Whether a letter or digit stands on both sides; in scripts that leave no blanks between words, it may."""
+    around = text[max(place - 1, 0) : place + 1]
+    return place > 0 and len(around) == 2 and around.isascii() and around.isalnum()
 
 
 def _place(matched: MatchedSet, shown: Presentation) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 from experiments.cli.app import FamilyName, Json, Limit, Seed, Set, Split, app, flag, integer
 from experiments.errors import RunError, UsageError
@@ -44,7 +46,6 @@ def generate(
     split: Split = None,
 ) -> None:
     """Write matched sets as JSON lines."""
-    from experiments.rundir import atomic
     from tasks.files import to_line
     from tasks.registry import family as family_named
 
@@ -52,12 +53,29 @@ def generate(
     if not out:
         raise UsageError("out is empty: give a file, or - for standard output")
     lines = (to_line(one, version=found.version) for one in _sets(family, set_, limit, seed, split, sets=100))
-    if out == "-":
-        sys.stdout.writelines(lines)
-        return
-    with atomic(Path(out)) as file:
+    with _sink(out) as file:
         for line in lines:
             file.write(line.encode())
+
+
+@contextmanager
+def _sink(out: str) -> Iterator[IO[bytes]]:
+    """Where lines go. UTF-8 whatever the terminal's character set is, so that names in the items stay what they are."""
+    from experiments.rundir import atomic
+
+    path = Path(out)
+    if out == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    elif path.is_dir():
+        raise UsageError(f"out is {out!r}, which is a folder: give a file in it, or - for standard output")
+    elif path.exists() and not path.is_file():
+        # A device or a pipe takes what is written; a new file put in its place would replace /dev/null itself.
+        with path.open("wb") as file:
+            yield file
+    else:
+        with atomic(path.resolve()) as file:  # a link keeps pointing where it does
+            yield file
 
 
 @app.command()

@@ -40,6 +40,7 @@ from experiments.statistics.shares import (
     cell_table,
     presentation_score,
     share,
+    unanimous,
 )
 from experiments.statistics.thresholds import Crossing, crossing
 
@@ -84,4 +85,5 @@ __all__ = [
     "presentation_score",
     "repeat_agreement",
     "share",
+    "unanimous",
 ]

@@ -65,6 +65,8 @@ def bootstrap(
     given = {"strata": strata, "sizes": sizes, "clusters": clusters}
     same_length(gold=arms[0][0], **{name: labels for name, labels in given.items() if labels is not None})
     inside("level", level)
+    if not statistics:
+        raise RunError("no statistic is given; name at least one of STATISTICS")
     if not isinstance(resamples, int | np.integer) or resamples < 1 or n == 0:
         raise RunError(f"{resamples} resamples of {n} instances; needed at least 1 of each")
     if sizes is None and (asked := [name for name in statistics if name.startswith("kappa_bar")]):

@@ -9,7 +9,7 @@ width even at 0 and n, where the textbook interval has none.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -91,6 +91,22 @@ def share(count: int, n: int, *, level: float = 0.95) -> Share:
     # At 0 and n an end is 0 or 1 exactly; rounding puts it a little beside.
     low, high = (0.0 if count == 0 else float(low)), (1.0 if count == n else float(high))
     return Share(value=count / n, low=low, high=high, count=count, n=n, method=method)
+
+
+def unanimous(count: int, n: int, clusters: Sequence[Hashable], *, level: float = 0.95) -> Share | None:
+    """Return a share of rows that all say the same, with an interval over instances; None if rows differ.
+
+    Where several rows are about one instance, an interval comes from resampling instances. That has no width if no row
+    differs, as if the share were known. Wilson's has one; it is taken over as many instances as the rows hold at least.
+
+    Args:
+        clusters: the instance of each row, of all rows.
+    """
+    if n == 0 or 0 < count < n:
+        return None
+    instances = -(-n // int(np.bincount(groups(clusters)[1]).max()))
+    one = share(instances if count else 0, instances, level=level)
+    return replace(one, count=count, n=n, method=f"{one.method} over {instances} instances, since no row differs")
 
 
 def presentation_score(answers: Sequence[str | None], gold: Sequence[str], *, level: float = 0.95) -> PresentationScore:

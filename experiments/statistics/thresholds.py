@@ -60,8 +60,9 @@ def crossing(
     """
     same_length(sizes=sizes, iota=iota, counts=counts)
     threshold, resamples = inside("threshold", threshold, ends=True), whole("resamples", resamples, 1)
-    if bad := [size for size in sizes if not isinstance(size, Real) or size != size]:
+    if bad := [size for size in sizes if not isinstance(size, Real) or not np.isfinite(size)]:
         raise RunError(f"size {bad[0]!r} is no number; a crossing needs sizes that can be put in order")
+    sizes = list(sizes)  # by place, whatever index a column of a data frame has
     places, n = (
         np.asarray(sizes, dtype=float),
         np.array([whole("a count", count, 0) for count in counts], dtype=np.int64),

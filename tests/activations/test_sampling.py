@@ -87,6 +87,7 @@ def test_a_low_temperature_is_greedy(model: Model, prompts: list[Prompt]) -> Non
 def test_bad_values_are_named(model: Model, prompts: list[Prompt]) -> None:
     for values, words in (
         ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"temperature": 1e-45}, "temperature is 1e-45"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p is 1.5"),
         ({"temperature": 1.0, "top_k": 0}, "top_k is 0"),

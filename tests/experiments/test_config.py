@@ -6,6 +6,7 @@ import pytest
 
 from experiments.config import Config, digest, load, resolved, settings
 from experiments.errors import UsageError
+from experiments.eval_config import load_eval
 from tasks.registry import family
 
 ORDERING = family("ordering")
@@ -18,10 +19,10 @@ def test_defaults_study_the_built_in_pair() -> None:
     assert {setting.params["names"] for setting in settings(config, ORDERING)} == {"builtin"}
 
 
-def test_another_model_gets_no_adapter_and_census_names() -> None:
+def test_another_model_gets_no_adapter_and_the_default_names() -> None:
     config = load(None, [], {"model": "some/model"})
     assert config.adapter == ()
-    assert settings(config, ORDERING)[0].params["names"] == "census"
+    assert settings(config, ORDERING)[0].params["names"] == "default"
 
 
 def test_a_file_a_pair_and_a_flag_are_the_same_words_and_later_ones_win(tmp_path) -> None:
@@ -48,7 +49,7 @@ def test_a_list_that_the_family_takes_is_one_value() -> None:
     [
         (["sed=3"], ["unknown key 'sed'", "did you mean seed?", "parameters of ordering are n"]),
         (["probe.fold=3"], ["unknown key 'probe.fold'", "did you mean folds?"]),
-        (["plot.size=3"], ["unknown key 'plot.size'", "sections are params, probe, patch and ablate"]),
+        (["plot.size=3"], ["unknown key 'plot.size'", "sections are params, probe, patch, ablate"]),
         (["seed"], ["'seed' has no value"]),
         (["seed=a"], ["seed is 'a'", "integer"]),
         (["split=dev"], ["split is 'dev'", "'train', 'validation' or 'test'"]),
@@ -92,3 +93,25 @@ def test_the_digest_changes_with_everything_that_changes_numbers() -> None:
 def test_every_key_is_described() -> None:
     for name, field in Config.model_fields.items():
         assert field.description or name in ("probe", "patch", "ablate"), name
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("table: {colums: [kappa]}", ["unknown key 'table.colums'", "did you mean columns"]),
+        ("table: {rows: [arm]}", ["table.columns is missing"]),
+        ("table: {columns: kappa}", ["table.columns is 'kappa'", "give a list"]),
+        ("table: kappa", ["table is 'kappa'", "give keys and values"]),
+        ("table: {columns: []}", ["table.columns is []", "at least one"]),
+        ("temperature: yes", ["temperature is True", "not yes or no"]),
+        ("limit: on", ["limit is True"]),
+        ("params: &a {n: 4, names: *a}", ["refers to itself"]),
+    ],
+)
+def test_surprises_of_yaml_are_named_in_plain_words(tmp_path, text: str, words: list[str]) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as error:
+        load_eval(str(file), [], {})
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert "tuple" not in str(error.value) and "TableSpec" not in str(error.value)

@@ -6,9 +6,11 @@ import io
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -19,6 +21,7 @@ from experiments.cli import _guarded
 from experiments.config import Setting
 from experiments.errors import RunError, UsageError
 from experiments.eval_config import load_eval, table_of
+from experiments.summary import show_made
 from tasks.ordering import Ordering
 
 WORDS = (
@@ -229,3 +232,83 @@ def test_the_default_table_pairs_each_presentation_with_its_counterpart() -> Non
     with pytest.raises(UsageError, match="no recipe"):
         load_eval("nothing", [], {})
     assert issubclass(UsageError, RunError)
+
+
+def cut(name: str, change: Callable[[list[str]], list[str]]) -> Callable[[Path], None]:
+    """Damage done to the lines of a file."""
+
+    def do(folder: Path) -> None:
+        lines = (folder / name).read_text().split("\n")
+        (folder / name).write_text("\n".join(change(lines)))
+
+    return do
+
+
+def without(key: str) -> Callable[[list[str]], list[str]]:
+    return lambda lines: [json.dumps({k: v for k, v in json.loads(lines[0]).items() if k != key}), *lines[1:]]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (cut("responses.jsonl", lambda lines: [*lines[:3], lines[3][:400] + "\x00", *lines[4:]]), "line 4 of"),
+        (cut("responses.jsonl", without("text")), "line 1 of"),
+        (cut("responses.jsonl", lambda lines: [lines[0].replace('"text": "', '"text": 3, "x": "'), *lines[1:]]), "line 1"),
+        (cut("responses.jsonl", lambda lines: [lines[0].replace('"key"', '"kye"'), *lines[1:]]), "line 1 of"),
+        (lambda folder: (folder / "responses.jsonl").open("ab").write(b'\xff "setting": "n=4"\n'), "responses.jsonl"),
+        (lambda folder: (folder / "items.jsonl").write_text(""), "items.jsonl is damaged"),
+        (cut("items.jsonl", lambda lines: ["{}", *lines[1:]]), "line 1 of"),
+        (cut("items.jsonl", lambda lines: lines[:30]), "hold different rows"),
+        (lambda folder: (folder / "resolved.json").write_text("[1]"), "resolved.json is damaged"),
+        (lambda folder: (folder / "resolved.json").write_text("{}"), "resolved.json is damaged"),
+    ],
+)  # fmt: skip
+def test_damaged_files_are_named_in_one_line(run: Path, tmp_path: Path, damage: Any, said: str) -> None:
+    folder = copied(run, tmp_path)
+    damage(folder)
+    failed(probe("score", str(folder)), 1, said)
+
+
+def test_rows_lost_from_the_table_are_not_scored_away(run: Path, tmp_path: Path) -> None:
+    folder = copied(run, tmp_path)
+    path = folder / "tables" / "behaviour.parquet"
+    pd.read_parquet(path).iloc[5:].to_parquet(path, index=False)
+    failed(probe("score", str(folder)), 1, "hold different rows")
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "{"])
+def test_results_that_can_not_be_read_are_named(run: Path, tmp_path: Path, text: str) -> None:
+    folder = copied(run, tmp_path)
+    (folder / "results.json").write_text(text)
+    again = probe("eval", *WORDS, "--set", "temperature=1", "--out", str(folder))
+    failed(again, 1, "results.json is damaged")
+
+
+def test_deleted_files_are_made_again_by_the_same_command(run: Path, tmp_path: Path) -> None:
+    folder = copied(run, tmp_path)
+    for name in ("table.csv", "tables/behaviour.parquet"):
+        (folder / name).unlink()
+    again = probe("eval", *WORDS, "--set", "temperature=1", "--out", str(folder))
+    assert again.returncode == 0, again.stderr
+    for name in ("table.csv", "tables/behaviour.parquet", "results.json", "responses.jsonl"):
+        assert (folder / name).read_bytes() == (run / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 150, None])
+def test_no_number_is_folded_or_cut_at_any_width(
+    run: Path, monkeypatch: pytest.MonkeyPatch, columns: int | None
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    out = io.StringIO()
+    results = json.loads((run / "results.json").read_text())
+    with redirect_stdout(out):
+        show_made(run, results)
+    shown = out.getvalue()
+    assert "…" not in shown
+    expected = [f"{100 * row[name]:.1f}" for row in results["table"]["rows"] for name in ("invariance", "unstable")]
+    for number in expected:
+        assert shown.count(f" {number} ") >= expected.count(number), number
+    tables = [line for line in shown.splitlines() if line.startswith(("│", "┃"))]
+    assert columns in (40, None) or max(map(len, tables)) <= columns

@@ -83,7 +83,9 @@ def make_run(
             for name, part in _tables(run, arm, table, sign, rng, heads, config).items():
                 parts.setdefault(name, []).append(part.assign(arm=arm))
         tables = {name: pd.concat(each, ignore_index=True) for name, each in parts.items()}
-        tables["behaviour"] = behaviour.table(behaviour.by_identity(behaviour.responses(run)), family, asked, list(arms))
+        tables["behaviour"] = behaviour.table(
+            behaviour.by_identity(behaviour.responses(run)), family, asked, list(arms)
+        )
         tables["attribution"] = pd.concat([_attribution(tables, arm, config) for arm in arms], ignore_index=True)
         for name, table in tables.items():
             run.write_table(name, table)
@@ -201,7 +203,9 @@ def _edits_without_a_model() -> Iterator[None]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """Base and an adapter at two sizes; the adapter now and then answers with hostile text."""
     hostile = Made(0.2, 2.5, text=lambda readout: ("Yes" if readout > 0 else "No") if abs(readout) > 0.8 else HOSTILE)
-    made = make_run(tmp_path_factory.mktemp("report") / "run", {"base": Made(-1.3), "grpo": hostile}, params={"n": [4, 6]})
+    made = make_run(
+        tmp_path_factory.mktemp("report") / "run", {"base": Made(-1.3), "grpo": hostile}, params={"n": [4, 6]}
+    )
     write(made)
     return made
 
@@ -407,7 +411,7 @@ def test_a_constant_output_has_no_kappa_and_says_why(tmp_path: Path) -> None:
     kappas = [row[-1] for row in rows_of(html, "competence")]
     assert kappas == ["–", "–", "– κ̄ –"]
     assert 'title="all 32 parsed answers are no"' in html
-    assert "kappa is undefined at all 2 sizes" in html
+    assert "kappa is undefined in all 2 settings" in html
     # Nothing disagrees, so there is nothing to flip, and no repair was tried that could be shown as 0.
     assert "there is nothing to flip" in html and 'id="figure-patching"' not in html
     assert 'id="figure-agreeing"' in html

@@ -286,6 +286,31 @@ def test_a_decoy_of_one_rule_tells_as_the_documentation_says() -> None:
     assert surface_accuracy(n=4, distractors=0.25) > 0.99
 
 
+def way_up(text: str) -> float:
+    """Rules to follow from a missing fact up to an atom that no rule uses, on average over the missing facts."""
+    program = read(text)
+    parent = {atom: head for head, body in program.rules for atom in body}
+    given = {*program.facts, *program.heads()}
+    ways = []
+    for atom in [head for head, body in program.rules if any(one not in given for one in body)]:
+        way, at = 0, atom
+        while at in parent:
+            way, at = way + 1, parent[at]
+        ways.append(way)
+    return sum(ways) / len(ways)
+
+
+@pytest.mark.parametrize(("share", "tells"), [(0.25, True), (0.5, False), (0.75, False)])
+def test_the_way_up_from_a_missing_fact_tells_below_half_as_the_documentation_says(share: float, tells: bool) -> None:
+    from scipy.stats import ks_2samp
+
+    ways: dict[str, list[float]] = {"yes": [], "no": []}
+    for matched in sets(1500, n=16, depth=4, distractors=share):
+        ways[matched.instance.gold].append(way_up(matched["original"].messages[0].content))
+    found = ks_2samp(ways["yes"], ways["no"])
+    assert found.pvalue < 1e-6 if tells else found.pvalue > 1e-3
+
+
 def test_the_missing_fact_is_not_next_to_the_goal_unless_it_has_to_be() -> None:
     for depth, next_to in ((1, {True}), (2, {False}), (3, {False})):
         found = set()

@@ -194,7 +194,7 @@ def test_golden_hashes_pin_version_2() -> None:
     assert list(digests.values()) == GOLDEN
 
 
-GOLDEN: list[str] = ["ec97ab3c9b190a86", "2b686b6564ec620c", "6ed684eca66dd8aa", "695ee884514eb537", "51385a55913ae133"]
+GOLDEN: list[str] = ["ec97ab3c9b190a86", "2b686b6564ec620c", "6ed684eca66dd8aa", "695ee884514eb537", "960be002bb501721"]
 
 
 def test_records_survive_json() -> None:
@@ -275,6 +275,19 @@ def test_registry_names_what_exists_and_loads_from_a_file(tmp_path) -> None:
         family(f"{file}:Yours")
     with pytest.raises(TaskError, match="does not exist"):
         family("nowhere.py:Mine")
+    file.write_text(
+        "from tasks.ordering import Ordering\n"
+        "class Bare:\n    def generate(self): pass\n"
+        "class Nameless(Ordering):\n    name = property()\n"
+        "class Late(Ordering):\n    def __init__(self): self.answers = None\n"
+    )
+    with pytest.raises(
+        TaskError, match=r"'Bare' in .* is no family: it has no parameters, validate, parse, grade, verify"
+    ):
+        family(f"{file}:Bare")
+    with pytest.raises(TaskError, match=r"'Nameless' in .* is no family: it has no name; see"):
+        family(f"{file}:Nameless")
+    assert family(f"{file}:Late").answers is None
 
 
 def test_generation_has_no_torch() -> None:

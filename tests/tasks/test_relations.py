@@ -117,9 +117,8 @@ def test_a_phrase_may_have_several_opposites_and_y_may_stand_first() -> None:
         "braver than", "ahead of"
     ).replace("meeker than", "behind")
     assert load(text, source="f.toml")[0]
-    turned = OWN.replace('forward = "{x} is braver than {y}."', 'forward = "Than {y}, {x} is braver."').replace(
-        'converse = "{x} is meeker than {y}."', 'converse = "Than {y}, {x} is meeker."'
-    )
+    turned = re.sub(r"\{x\} is (not )?(\w+) than \{y\}", r"Than {y}, {x} is \1\2", OWN)
+    turned = re.sub(r"Is \{x\} (\w+) than \{y\}", r"Than {y}, is {x} \1", turned)
     (relation,) = load(turned, source="f.toml")[0].values()
     from tasks.ordering_text import phrase
 
@@ -147,11 +146,27 @@ def test_a_phrase_may_have_several_opposites_and_y_may_stand_first() -> None:
         # Not converse: the same phrase, another relation's phrase, negations for one another, changed places.
         ('"{x} is meeker than {y}."', '"{x} is braver than {y}."', ["key 'forward'", "'converse' too"]),
         ('"{x} is meeker than {y}."', '"{x} is taller than {y}."', ["key 'converse'", "not the converse of 'forward'"]),
-        ('"{x} is meeker than {y}."', '"{x} is not braver than {y}."', ["'forward_negation' too"]),
+        ('"{x} is meeker than {y}."', '"{x} is not braver than {y}."', ["key 'converse'", "no word like 'not'"]),
         ('"{x} is meeker than {y}."', '"{x} is less brave than {y}."', ["not the converse"]),
-        ('"{x} is meeker than {y}."', '"{y} is meeker than {x}."', ["key 'converse'", "not the converse"]),
+        ('"{x} is meeker than {y}."', '"{y} is meeker than {x}."', ["key 'converse'", "changed places"]),
         ('"Is {x} meeker than {y}?"', '"Is {x} taller than {y}?"', ["key 'converse_query'", "not the converse"]),
         ('"{x} is not meeker than {y}."', '"{x} is not weaker than {y}."', ["key 'converse_negation'"]),
+        # A form that says the contrary of what it has to.
+        (
+            '"{x} is not braver than {y}."',
+            '"{x} is surely braver than {y}."',
+            ["key 'forward_negation'", "one word like"],
+        ),
+        (
+            '"{x} is not braver than {y}."',
+            '"{x} is not no braver than {y}."',
+            ["key 'forward_negation'", "one word like"],
+        ),
+        ('"{x} is meeker than {y}."', '"{x} isn\'t meeker than {y}."', ["key 'converse'", "no word like 'not'"]),
+        ('"Is {x} braver than {y}?"', '"Is {x} not braver than {y}?"', ["key 'forward_query'", "no word like 'not'"]),
+        ("differ in courage", "differ\\rin courage", ["key 'scene'", "one line of text"]),
+        ("differ in courage", "differ as {x} does", ["key 'scene'", "leave out {x}"]),
+        (BLOCK, "deep = " + "[" * 20_000, ["not a TOML file"]),
         ('opposites = [["braver", "meeker"]]', "", ["neither holds a known word", "opposites ="]),
         ('[["braver", "meeker"]]', '[["braver"]]', ["opposites is not a list of pairs"]),
         ('[["braver", "meeker"]]', '"braver"', ["opposites is not a list of pairs"]),
@@ -174,6 +189,42 @@ def test_questions_that_changed_places_are_refused() -> None:
     swapped = OWN.replace("Is {x} braver", "Is {x} MEEKER").replace("Is {x} meeker", "Is {x} braver")
     with pytest.raises(TaskError, match=r"key 'forward_query'.*does not hold the words of 'forward'"):
         load(swapped.replace("MEEKER", "meeker"), source="mine.toml")
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ((r"Is {x} (\w+) than {y}", r"Is {y} \1 than {x}"), "forward_query"),
+        ((r"{x} is not (\w+) than {y}", r"{y} is not \1 than {x}"), "forward_negation"),
+        ((r"{x} is (\w+) than {y}", r"{y} is \1 than {x}"), "forward_query"),
+    ],
+)
+def test_names_that_change_places_from_form_to_form_are_refused(changed: tuple[str, str], named: str) -> None:
+    """Both phrases at once, so that they remain each other's converse; every gold answer would be wrong."""
+    pattern, put = changed
+    text = re.sub(pattern.replace("{", r"\{"), put, OWN)
+    assert text != OWN
+    with pytest.raises(TaskError, match=rf"key '{named}'.*changed places against 'forward'"):
+        load(text, source="mine.toml")
+
+
+def test_words_with_several_opposites_do_not_multiply() -> None:
+    """There are 2^60 ways to replace the "behind"s, which must not be written out."""
+    text = OWN.replace("braver than", "behind " * 60 + "braver than")
+    packaged = (("ahead of", "behind"), ("in front of", "behind"))
+    with pytest.raises(TaskError, match="not the converse"):
+        load(text, source="mine.toml", opposites=packaged)
+    mixed = text.replace("meeker than", "ahead of in front of " * 30 + "meeker than")
+    assert load(mixed, source="mine.toml", opposites=packaged)[0]
+
+
+def test_paths_that_can_t_be_and_a_byte_order_mark(tmp_path: Path) -> None:
+    for path in ("~no-such-user-here/f.toml", "nul\0.toml", str(tmp_path)):
+        with pytest.raises(TaskError, match=r"can't be read|unknown relation"):
+            relation_named(f"{path}:x")
+    file = tmp_path / "marked.toml"
+    file.write_text(OWN, encoding="utf-8-sig")
+    assert relation_named(f"{file}:braver_meeker").group == "comparative"
 
 
 def test_older_and_taller_are_refused() -> None:

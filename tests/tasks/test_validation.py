@@ -47,6 +47,7 @@ def test_a_good_family_has_no_findings_and_every_promise_is_checked() -> None:
     spans = checked.pop("spans name the characters they say")
     assert spans > 24 * 3 * 3 * 10
     assert checked == {
+        "sets have the form that a run expects": 72,
         "the second solver agrees with gold": 216,
         "gold passes and a mutated gold fails": 432,
         "no instance occurs twice": 72,
@@ -75,6 +76,51 @@ def test_a_wrong_gold_and_an_unreadable_text_are_found_by_the_solver() -> None:
     count, example = broken(Unreadable())["the second solver agrees with gold"]
     assert count > 60 and "can't read the sentence" in example
 
+    class Silent(Horn):
+        def verify(self, matched: MatchedSet) -> Mapping[str, str]:
+            return {"original": matched.instance.gold}
+
+    assert broken(Silent()).keys() == {"the second solver agrees with gold"}
+    count, example = broken(Silent())["the second solver agrees with gold"]
+    assert count == 144 and "equivalent: gold" in example and "not solved" in example
+
+
+def with_instance(**changes: Any) -> Horn:
+    """The family, with every fifth instance changed."""
+
+    class Other(Changed):
+        def change(self, matched: MatchedSet, number: int, seed: int, split: str) -> MatchedSet:
+            return matched if number % 5 else replace(matched, instance=replace(matched.instance, **changes))
+
+    return Other()
+
+
+def with_presentations(chosen: Any) -> Horn:
+    class Other(Changed):
+        def change(self, matched: MatchedSet, number: int, seed: int, split: str) -> MatchedSet:
+            return replace(matched, presentations=chosen(matched.presentations))
+
+    return Other()
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        (with_instance(split="test"), "of the test split, asked for train"),
+        (with_instance(gold="yes"), "gold yes, but no in the original"),
+        (with_instance(cell="all"), "cell all has both gold"),
+        (with_presentations(lambda shown: shown[1:2]), "presentations equivalent; 'original' comes first"),
+        (with_presentations(lambda shown: (shown[0], shown[0])), "presentations original, original; 'original' comes"),
+        (with_presentations(lambda shown: ()), "presentations missing"),
+        (
+            with_presentations(lambda shown: (shown[0], replace(shown[1], gold="maybe"))),
+            "gold maybe is none of yes, no",
+        ),
+    ],
+)
+def test_records_that_a_run_could_not_use_are_found(family: Horn, said: str) -> None:
+    assert said in broken(family)["sets have the form that a run expects"][1]
+
 
 def test_a_parser_that_says_yes_to_everything_is_found() -> None:
     class Yes(Horn):
@@ -84,7 +130,18 @@ def test_a_parser_that_says_yes_to_everything_is_found() -> None:
     assert broken(Yes()).keys() == {"gold passes and a mutated gold fails"}
 
 
-@pytest.mark.parametrize("span", [Span("fact:0", 5, 5), Span("rule:0", 0, 10**6), Span("name:tavu", 0, 4)])
+@pytest.mark.parametrize(
+    "span",
+    [
+        Span("fact:0", 5, 5),
+        Span("rule:0", 0, 10**6),
+        Span("name:tavu", 0, 4),
+        Span("first:0", 0, 9, message=1),
+        Span("one-off:0", 1, 9),  # "omething" of "Something holds"
+        Span("one-off:1", 0, 8),
+        Span("one-off:2", 0, 10),
+    ],
+)
 def test_a_bad_span_is_found(span: Span) -> None:
     class Spans(Changed):
         def change(self, matched: MatchedSet, number: int, seed: int, split: str) -> MatchedSet:
@@ -104,7 +161,8 @@ def test_a_prompt_that_comes_twice_is_found_and_its_beginning_shown() -> None:
 
     found = broken(Twice(), presentations=["original", "equivalent"])
     assert found.keys() == {"no prompt occurs twice"}
-    assert found["no prompt occurs twice"][1].startswith("Something holds only if")
+    example = found["no prompt occurs twice"][1]
+    assert example.startswith("Something holds only if") and "\n" not in example
 
 
 def test_a_key_that_comes_twice_and_a_key_of_another_split_are_found() -> None:
@@ -130,12 +188,22 @@ def test_a_key_that_comes_twice_and_a_key_of_another_split_are_found() -> None:
 
     assert {k: v[0] for k, v in broken(Across()).items()} == {"splits are disjoint across seeds": 24}
 
+    class Hidden(Across):
+        """The same, under keys of its own."""
+
+        def generate(self, params: Mapping[str, Any], *, seed: int, split: Any) -> Iterator[MatchedSet]:
+            for one in super().generate(params, seed=seed, split=split):
+                key = one.instance.key[::-1] if (seed, split) == (1, "train") else one.instance.key
+                yield replace(one, instance=replace(one.instance, key=key))
+
+    assert {k: v[0] for k, v in broken(Hidden()).items()} == {"splits are disjoint across seeds": 48}
+
 
 def test_a_repeat_may_repeat_and_has_to() -> None:
     class Other(Changed):
         def change(self, matched: MatchedSet, number: int, seed: int, split: str) -> MatchedSet:
             text = matched["repeat"].messages[0].content.replace("\n\nDoes", "\nDoes")
-            return edited(matched, "repeat", messages=(Message("user", text),))
+            return edited(matched, "repeat", messages=(Message("user", text),), spans=())
 
     found = broken(Other())
     assert {k: v[0] for k, v in found.items()} == {"a repeat is the original again": 72}
@@ -189,7 +257,7 @@ def test_unbalanced_cells_and_golds_are_found() -> None:
         def change(self, matched: MatchedSet, number: int, seed: int, split: str) -> MatchedSet:
             return replace(matched, instance=replace(matched.instance, cell="all"))
 
-    assert broken(OneCell()).keys() == {"gold answers are balanced"}
+    assert broken(OneCell()).keys() == {"gold answers are balanced", "sets have the form that a run expects"}
 
 
 def test_a_family_that_runs_out_is_refused() -> None:
