@@ -50,16 +50,16 @@ def load_eval(path: str | None, overrides: Sequence[str], flags: Mapping[str, An
     return load_as(EvalConfig, None if path is None else _found(path), overrides, flags)
 
 
-def spec_of(path: str) -> TableSpec:
-    """The table that a configuration file or a recipe asks for.
+def other(path: str) -> tuple[str, EvalConfig]:
+    """Name and configuration of a recipe or file whose table is made from the answers of another run.
 
     Raises:
-        UsageError: no such file or recipe, or it asks for none.
+        UsageError: no such file or recipe, or it asks for no table and no figure.
     """
-    spec = load_eval(path, (), {}).table
-    if spec is None:
-        raise UsageError(f"{path!r} has no key table: give a recipe or a file with one")
-    return spec
+    config = load_eval(path, (), {})
+    if config.table is None and config.figure is None:
+        raise UsageError(f"{path!r} has neither table nor figure: give a recipe or a file with one")
+    return Path(path).stem, config
 
 
 def _found(path: str) -> str:

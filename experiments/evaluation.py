@@ -95,20 +95,39 @@ def conclude(
 ) -> dict[str, Any]:
     """Everything that follows from a behaviour table: the printed table, the figure, results.json."""
     from experiments.results import plain
+
+    made = tabulate(run, table, params, config, spec)
+    results: dict[str, Any] = plain({**summed(table, spec.pairs, config), "table": shown(made, spec)})
+    run.write_json("results.json", results)
+    return results
+
+
+def tabulate(
+    run: RunDirectory,
+    table: pd.DataFrame,
+    params: Mapping[str, Mapping[str, Any]],
+    config: EvalConfig,
+    spec: TableSpec,
+    *,
+    name: str = "",
+) -> pd.DataFrame:
+    """Write a table and the configuration's figure: table.csv and figure.svg, or ``name``.csv and ``name``.svg."""
     from experiments.tables import make_table
 
-    made = make_table(table, params, spec, seed=config.seed, resamples=config.resamples)
-    run.write_text("table.csv", made.to_csv(index=False))
+    how: Any = {"seed": config.seed, "resamples": config.resamples}
+    made = make_table(table, params, spec, **how)
+    run.write_text(f"{name or 'table'}.csv", made.to_csv(index=False))
     if config.figure is not None:
         from experiments.figures import draw
 
-        drawn = make_table(table, params, config.figure.table(), seed=config.seed, resamples=config.resamples)
-        run.write_text("figure.svg", draw(drawn, config.figure))
-    results: dict[str, Any] = plain(
-        {**summed(table, spec.pairs, config), "table": {"spec": spec.model_dump(), "rows": made.to_dict("records")}}
-    )
-    run.write_json("results.json", results)
-    return results
+        drawn = make_table(table, params, config.figure.table(), **how)
+        run.write_text(f"{name or 'figure'}.svg", draw(drawn, config.figure))
+    return made
+
+
+def shown(made: pd.DataFrame, spec: TableSpec) -> dict[str, Any]:
+    """A table as results.json keeps it, ready to be printed again."""
+    return {"spec": spec.model_dump(), "rows": made.to_dict("records")}
 
 
 def summed(table: pd.DataFrame, pairs: Sequence[tuple[str, str]], config: EvalConfig) -> dict[str, Any]:

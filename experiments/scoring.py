@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import behaviour, items
 from experiments.config import Config, digest
-from experiments.errors import RunError
+from experiments.errors import RunError, UsageError
 from experiments.rundir import RunDirectory, damaged, reopened
 from tasks.parsing import PARSER_VERSION
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from experiments.eval_config import EvalConfig
     from experiments.tables import TableSpec
 
 ROW = ["arm", "setting", "key", "presentation"]
@@ -29,7 +30,10 @@ ROW = ["arm", "setting", "key", "presentation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A run read again: its results, of how many answers the reading or grade changed, and the parsers' versions."""
+    """A run read again: its results, of how many answers the reading or grade changed, and the parsers' versions.
+
+    `other` is the other table that was asked for, as results.json would keep it.
+    """
 
     command: str
     results: dict[str, Any]
@@ -37,16 +41,18 @@ class Scored:
     changed: int
     old_parser: int
     new_parser: int
+    other: dict[str, Any] | None = None
 
 
-def score(directory: Path, spec: TableSpec | None = None) -> Scored:
+def score(directory: Path, other: tuple[str, EvalConfig] | None = None) -> Scored:
     """Read the answers of a finished run again and renew what follows from them.
 
     Args:
-        spec: another table for a behavioural run, in place of its own.
+        other: name and configuration of a further table, made beside the run's own.
 
     Raises:
         RunError: the run isn't finished or was made by another version of its family.
+        UsageError: the other table is about another family, or about what the run did not ask.
     """
     from tasks.registry import family as family_named
 
@@ -64,6 +70,8 @@ def score(directory: Path, spec: TableSpec | None = None) -> Scored:
                 f"{directory} was made with version {values['family_version']} of {values['family']}, this is version "
                 f"{family.version}: score it with the version that made it"
             )
+        if other is not None:
+            _check_other(directory, values, other)
         old = run.table("behaviour")
         arms = list(dict.fromkeys(old["arm"]))
         new = _read_again(run, family, arms)
@@ -73,17 +81,13 @@ def score(directory: Path, spec: TableSpec | None = None) -> Scored:
         values = {key: value for key, value in values.items() if key != "digest"} | {"parser_version": PARSER_VERSION}
         # Last comes the version: a kill before leaves a run that says it was read by the old parser, to be scored again.
         if values["command"] == "eval":
-            results = _conclude_eval(run, new, values, spec)
+            results = _conclude_eval(run, new, values)
         else:
-            if spec is not None:
-                raise RunError(
-                    f"{directory} is a whole study, which has its report: another table needs a run of `probe eval`"
-                )
             results = _conclude_study(run, new, arms, values)
         run.write_json("resolved.json", {"digest": digest(values), **values})
         return Scored(
             command=values["command"], results=results, answers=len(new), changed=changed,
-            old_parser=old_parser, new_parser=PARSER_VERSION,
+            old_parser=old_parser, new_parser=PARSER_VERSION, other=_further(run, new, values, other),
         )  # fmt: skip
 
 
@@ -124,9 +128,41 @@ def _changed(old: pd.DataFrame, new: pd.DataFrame) -> int:
     return int((first.loc[second.index] != second).any(axis=1).sum())
 
 
-def _conclude_eval(
-    run: RunDirectory, table: pd.DataFrame, values: Mapping[str, Any], spec: TableSpec | None
-) -> dict[str, Any]:
+def _check_other(directory: Path, values: Mapping[str, Any], other: tuple[str, EvalConfig]) -> None:
+    from experiments.tables import check
+
+    name, config = other
+    if values["command"] != "eval":
+        raise RunError(f"{directory} is a whole study, which has its report: another table needs a run of `probe eval`")
+    if config.family != values["family"]:
+        raise UsageError(
+            f"{name} is a table about {config.family}, and {directory} asked {values['family']}: choose another"
+        )
+    check(_spec(config), values["params"])
+    if config.figure is not None:
+        check(config.figure.table(), values["params"])
+
+
+def _spec(config: EvalConfig) -> TableSpec:
+    from experiments.eval_config import table_of
+
+    return table_of(config, ())
+
+
+def _further(
+    run: RunDirectory, table: pd.DataFrame, values: Mapping[str, Any], other: tuple[str, EvalConfig] | None
+) -> dict[str, Any] | None:
+    from experiments.evaluation import shown, tabulate
+
+    if other is None:
+        return None
+    name, config = other
+    # The same resamples as the run's own table, so that a number does not depend on which table it stands in.
+    config = config.model_copy(update={key: values[key] for key in ("seed", "resamples")})
+    return shown(tabulate(run, table, values["params"], config, _spec(config), name=name), _spec(config))
+
+
+def _conclude_eval(run: RunDirectory, table: pd.DataFrame, values: Mapping[str, Any]) -> dict[str, Any]:
     from experiments.config import Setting
     from experiments.eval_config import EvalConfig, table_of
     from experiments.evaluation import conclude
@@ -134,9 +170,9 @@ def _conclude_eval(
     params: Mapping[str, Mapping[str, Any]] = values["params"]
     known = {key: value for key, value in values.items() if key in EvalConfig.model_fields and key != "params"}
     config = EvalConfig(**known)
-    chosen = spec or table_of(config, [Setting(label, one) for label, one in params.items()])
+    spec = table_of(config, [Setting(label, one) for label, one in params.items()])
     run.write_table("behaviour", table)
-    return conclude(run, table, params, config, chosen)
+    return conclude(run, table, params, config, spec)
 
 
 def _conclude_study(

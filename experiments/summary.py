@@ -122,14 +122,8 @@ _LINES: list[tuple[str, Any]] = [
 
 def show_made(directory: Path, results: dict[str, Any]) -> None:
     """Print the table of a behavioural run, what each adapter changed, and where the files are."""
-    import pandas as pd
-
-    from experiments.tables import TableSpec, show_within
-
     console = _console()
-    made = results["table"]
-    for part in show_within(pd.DataFrame(made["rows"]), TableSpec(**made["spec"]), console):
-        _print_whole(console, part)
+    show_table_of(results["table"])
     for pair, arms in results["comparison"].items():
         for arm, found in arms.items():
             shown = (("accuracy_equivalent", f"accuracy, {pair.split('/')[1]}"), ("invariance", "invariance"))
@@ -137,6 +131,17 @@ def show_made(directory: Path, results: dict[str, Any]) -> None:
             console.print(f"{arm} less base, {pair}: {'; '.join(parts)}", highlight=False, soft_wrap=True)
     files = [name for name in ("table.csv", "figure.svg", "results.json") if (directory / name).exists()]
     console.print(f"{directory}: {', '.join(files)}", highlight=False, soft_wrap=True)
+
+
+def show_table_of(made: dict[str, Any]) -> None:
+    """Print a table as results.json keeps it."""
+    import pandas as pd
+
+    from experiments.tables import TableSpec, show_within
+
+    console = _console()
+    for part in show_within(pd.DataFrame(made["rows"]), TableSpec(**made["spec"]), console):
+        _print_whole(console, part)
 
 
 def _console() -> Console:

@@ -85,25 +85,33 @@ def recipes(json_: Json = False) -> None:
 def score(
     run: Annotated[Path, typer.Argument(help="A finished run directory.")],
     table: Annotated[
-        str | None, typer.Option("--table", help="Print the table of this recipe or file instead of the run's own.")
+        str | None,
+        typer.Option("--table", help="Make the table of this recipe or file as well, from the same answers."),
     ] = None,
     json_: Json = False,
 ) -> None:
     """Read and grade the answers of a run again from their text, and renew what follows; needs no model."""
     import json
 
-    from experiments.eval_config import spec_of
+    from experiments.eval_config import other
     from experiments.scoring import score as score_run
 
-    found = score_run(run, None if table is None else spec_of(table))
+    found = score_run(run, None if table is None else other(table))
     if json_:
-        sys.stdout.write(json.dumps(found.results, indent=1) + "\n")
+        from experiments.results import plain
+
+        sys.stdout.write(json.dumps(found.results if found.other is None else plain(found.other), indent=1) + "\n")
         return
     sys.stdout.write(
         f"{found.answers:,} answers read again (parser version {found.old_parser} -> {found.new_parser}), "
         f"{found.changed:,} changed\n"
     )
-    if found.command == "eval":
+    if table is not None and found.other is not None:
+        from experiments.summary import show_table_of
+
+        show_table_of(found.other)
+        sys.stdout.write(f"{run / Path(table).stem}.csv\n")
+    elif found.command == "eval":
         _print_table(run, found.results)
     else:
         from experiments.summary import show

@@ -219,7 +219,12 @@ def test_a_configuration_file_with_a_table_and_a_figure(tmp_path: Path) -> None:
     assert (folder / "figure.svg").read_text().lstrip().startswith(("<?xml", "<svg"))
     result = probe("score", str(folder), "--table", "table-12")
     assert result.returncode == 0, result.stderr
-    assert pd.read_csv(folder / "table.csv")["n"].tolist() == [4, 6, 4, 6]
+    assert pd.read_csv(folder / "table-12.csv")["n"].tolist() == [4, 6, 4, 6]
+    assert pd.read_csv(folder / "table.csv").equals(table)
+    assert probe("score", str(folder), "--table", "figure-2").returncode == 0
+    assert (folder / "figure-2.svg").exists() and (folder / "figure-2.csv").exists()
+    failed(probe("score", str(folder), "--table", "table-5"), 2, "horn", "ordering")
+    failed(probe("score", str(folder), "--table", "table-22"), 2, "repeat")
 
 
 def test_the_default_table_pairs_each_presentation_with_its_counterpart() -> None:
