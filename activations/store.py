@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 __all__ = ["STORAGE", "ActivationStore", "StoreWriter", "pack", "unpack"]
 
-_SMALL = 1 << 23  # bytes; below this a second thread costs more than it saves
-_THREADS = 4  # also on few processors: while one waits for the disk, others go on
+_THREADS = 2  # more of them wait for each other: what Python does between two pieces, one does at a time
+_LARGE = 1 << 20  # bytes; pieces smaller than this are read faster by one thread
 _WINDOW = 1 << 25  # bytes that streaming reads at once, because each read opens all shards that it touches
 
 
@@ -256,7 +256,7 @@ class ActivationStore:
                         target[into] = values if places is None else values[back]
 
         threads = min(_THREADS, len(jobs))
-        if threads < 2 or sum(target.nbytes for _, target in targets) < _SMALL:
+        if threads < 2 or sum(target.nbytes for _, target in targets) < _LARGE * len(jobs) * len(targets):
             work(jobs)
             return
         with ThreadPoolExecutor(threads, "activation-store") as pool:

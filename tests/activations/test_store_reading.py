@@ -142,7 +142,7 @@ def test_only_the_asked_rows_are_read(store: ActivationStore) -> None:
 
 
 def test_threads_give_the_same_and_hand_on_errors(store: ActivationStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_SMALL", 0)
+    monkeypatch.setattr(store_module, "_LARGE", 0)
     np.testing.assert_array_equal(store.stack("resid_post"), VALUES)
     (store.directory / "shard-00002.h5").write_bytes(b"")
     with pytest.raises(StoreError, match=r"shard-00002.h5 is damaged \(it is cut off\)"):
