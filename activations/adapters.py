@@ -4,7 +4,8 @@ A comparison of a base model with its adapter fails silently in one way: the ada
 (saved under other module names, made for another base, or all zero), and base is compared with base, every number
 plausible. So an adapter is attached only if
 
-- its configuration is one that can be switched off exactly (LoRA without trained biases or replaced modules),
+- its configuration is one that can be switched off exactly (LoRA in any of its forms that leave the base's weights
+  alone; retrained modules and biases are swapped in whole, see :mod:`activations.replacements`),
 - the base it records is this base, and every module and shape it names exists here,
 - every tensor in its file is in the model afterwards, value for value, and the model has no adapter tensor besides,
 - at least one ``lora_B`` is not zero and the logits of a fixed prompt change when it is on,
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from activations import replacements
 from activations.batching import forward_arguments, pad
 from activations.errors import ModelError, one_line
 
@@ -47,7 +49,8 @@ def attach(model: Model, path: str, *, name: str | None = None, any_base: bool =
     config = _read_config(name, folder)
     if not any_base:
         _same_base(name, config, model)
-    tensors = _without_base_copies(name, _read_tensors(name, folder), model.hf_model)
+    tensors, whole = replacements.split(name, _read_tensors(name, folder), config, model.hf_model)
+    config.modules_to_save, config.bias = None, "none"  # swapped in by us, not by PEFT
     _shapes_fit(name, tensors, model.hf_model)
 
     internal = f"pairlens{len(model.adapter_names)}"  # peft's own name: user names may hold dots, module names may not
@@ -58,7 +61,11 @@ def attach(model: Model, path: str, *, name: str | None = None, any_base: bool =
                 _inject(name, config, tensors, model.hf_model, internal)
             _all_landed(name, tensors, model.hf_model, internal)
             switch(model.hf_model, internal)
-            during = _probe(model)
+            slots = replacements.put(model.hf_model, whole)
+            try:
+                during = _probe(model)
+            finally:
+                replacements.put_back(slots)
             switch(model.hf_model, None)
             after = _probe(model)
             if torch.equal(before, during):
@@ -81,8 +88,10 @@ def attach(model: Model, path: str, *, name: str | None = None, any_base: bool =
         "base": config.base_model_name_or_path or None,
         "rank": config.r,
         "alpha": config.lora_alpha,
+        "replaces": [f"{one.module}.{one.parameter}" for one in whole],
     }
     model.peft_names[name] = internal
+    model.replaced[name] = whole
     return name
 
 
@@ -101,9 +110,12 @@ def switch(hf_model: nn.Module, internal: str | None) -> None:
     """Turn one adapter on, or all off. Layers the adapter does not have are off; no weight is left trainable."""
     for _, layer in layers(hf_model):
         present = internal is not None and internal in layer._all_available_adapter_names()
-        if present:
-            layer.set_adapter(internal)
-        layer.enable_adapters(present)
+        if not present:
+            if not layer.disable_adapters:
+                layer.enable_adapters(False)  # which freezes too
+            continue
+        layer.set_adapter(internal)
+        layer.enable_adapters(True)
         for parameter_name, parameter in layer.named_parameters():
             if "lora_" in parameter_name:
                 parameter.requires_grad_(False)
@@ -111,7 +123,7 @@ def switch(hf_model: nn.Module, internal: str | None) -> None:
 
 def detach(hf_model: nn.Module, internal: str) -> None:
     """Remove one adapter; a layer left without any becomes the original module again."""
-    for name, layer in list(layers(hf_model)):
+    for name, layer in reversed(list(layers(hf_model))):  # inner wrappers first
         if internal in layer._all_available_adapter_names():
             with warnings.catch_warnings():  # "was active which is now deleted"
                 warnings.simplefilter("ignore")
@@ -177,19 +189,28 @@ def _read_config(name: str, folder: Path) -> Any:
         raise ModelError(
             f"adapter {name!r}: {CONFIG} is not understood ({one_line(error)}); save it with peft"
         ) from error
-    extras = {
-        "modules_to_save": config.modules_to_save,
-        "bias": None if config.bias == "none" else config.bias,
-        "trainable_token_indices": config.trainable_token_indices,
-        "target_parameters": config.target_parameters,
-    }
-    for key, value in extras.items():
-        if value:
+    _refuse_extras(name, config)
+    config.inference_mode = True
+    return config
+
+
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+def _refuse_extras(name: str, config: Any) -> None:
+    """What no switch undoes: parts that PEFT puts into the base, and low-rank parts taken out of its weights."""
+    for key in ("trainable_token_indices", "layer_replication", "alora_invocation_tokens"):
+        if value := getattr(config, key, None):
             raise ModelError(
                 f"adapter {name!r} has {key}={value!r}, which cannot be switched off exactly; train it with {key} unset"
             )
-    config.inference_mode = True
-    return config
+    start = config.init_lora_weights
+    if isinstance(start, str) and start.startswith(_CHANGES_BASE):
+        raise ModelError(
+            f"adapter {name!r} has init_lora_weights={start!r}: it was trained on changed base weights and would change "
+            "them here; save it again with path_initial_model_for_weight_conversion, which makes it an ordinary LoRA"
+        )
+    config.init_lora_weights = True
 
 
 def _read_tensors(name: str, folder: Path) -> dict[str, Tensor]:
@@ -204,26 +225,6 @@ def _read_tensors(name: str, folder: Path) -> dict[str, Tensor]:
         return {key.removeprefix(_PREFIX): tensor for key, tensor in load_file(path).items()}
     except (SafetensorError, OSError) as error:
         raise ModelError(f"adapter {name!r}: {path} is damaged ({one_line(error)}); copy it again") from error
-
-
-def _without_base_copies(name: str, tensors: dict[str, Tensor], hf_model: nn.Module) -> dict[str, Tensor]:
-    """PEFT saves a copy of an embedding beside an adapter on it; a copy of our own weights says nothing new."""
-    here = hf_model.state_dict()
-    kept = {}
-    for key, tensor in tensors.items():
-        own = here.get(key, here.get(key.replace(".base_layer.", ".")))
-        if ".lora_" in key:
-            kept[key] = tensor
-        elif own is None or own.shape != tensor.shape or not torch.equal(own.cpu(), tensor.to(own.dtype)):
-            raise ModelError(
-                f"adapter {name!r} brings a weight of the base itself ({key}), which cannot be switched off exactly; "
-                "train it with LoRA layers only, on this base"
-            )
-    if broken := [key for key, tensor in kept.items() if not tensor.isfinite().all()]:
-        raise ModelError(
-            f"adapter {name!r} holds infinite or NaN values in {broken[0]!r}; give a checkpoint before that"
-        )
-    return kept
 
 
 def _same_base(name: str, config: Any, model: Model) -> None:
@@ -254,13 +255,16 @@ def _shapes_fit(name: str, tensors: dict[str, Tensor], hf_model: nn.Module) -> N
     other = f"adapter {name!r} was made for another base"
     if not any(".lora_B" in key or "lora_embedding_B" in key for key in tensors):
         raise ModelError(f"adapter {name!r} holds no lora_B tensor (first: {sorted(tensors)[:1]}); give a LoRA adapter")
-    missing = sorted({key.partition(".lora_")[0] for key in tensors} - set(modules))
+    # a second parameter of one module (joint experts) is wrapped once more, under the first one's base_layer
+    missing = sorted({key.partition(".lora_")[0].replace(".base_layer", "") for key in tensors} - set(modules))
     if missing:
         raise ModelError(
             f"{other}: this model has no module {missing[0]!r} ({len(missing)} missing); load its own base"
         )
     for key, tensor in tensors.items():
         target, _, part = key.partition(".lora_")
+        if target not in modules:
+            continue
         weight = getattr(getattr(modules[target], "base_layer", modules[target]), "weight", None)
         if not isinstance(weight, Tensor) or weight.ndim != 2 or part not in ("A.weight", "B.weight"):
             continue
@@ -292,12 +296,12 @@ def _inject(name: str, config: Any, tensors: dict[str, Tensor], hf_model: Any, i
 
     others: dict[str, Any] = vars(hf_model).pop("peft_config", {})
     try:
-        with warnings.catch_warnings():  # about gradient checkpointing and Conv1D, both irrelevant here
+        with warnings.catch_warnings():  # about checkpointing, Conv1D and shapes that it takes; ours are checked
             warnings.simplefilter("ignore")
             inject_adapter_in_model(config, hf_model, adapter_name=internal)
-        set_peft_model_state_dict(
-            hf_model, {_PREFIX + key: value for key, value in tensors.items()}, adapter_name=internal
-        )
+            set_peft_model_state_dict(
+                hf_model, {_PREFIX + key: value for key, value in tensors.items()}, adapter_name=internal
+            )
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         raise ModelError(
             f"adapter {name!r} was made for another base or PEFT version: {one_line(error)}; load its own base"
@@ -311,7 +315,9 @@ def _inject(name: str, config: Any, tensors: dict[str, Tensor], hf_model: Any, i
 def _all_landed(name: str, tensors: dict[str, Tensor], hf_model: Any, internal: str) -> None:
     from peft import get_peft_model_state_dict
 
-    there = get_peft_model_state_dict(hf_model, adapter_name=internal, save_embedding_layers=False)
+    with warnings.catch_warnings():  # it takes the biases of lora_B for tensors of the wrong shape
+        warnings.simplefilter("ignore")
+        there = get_peft_model_state_dict(hf_model, adapter_name=internal, save_embedding_layers=False)
     there = {key.removeprefix(_PREFIX): tensor for key, tensor in there.items()}
     unused, unfilled = sorted(set(tensors) - set(there)), sorted(set(there) - set(tensors))
     if unused or unfilled:

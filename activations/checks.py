@@ -28,7 +28,6 @@ from activations.structure import FULL, first, hidden_argument, hooks
 if TYPE_CHECKING:
     from activations.model import Model
 
-PEERS = ("transformer_lens", "nnsight")
 _HEAD_LAYERS = 3
 
 
@@ -37,7 +36,8 @@ class Check:
     """One identity: the largest deviation found, the deviation allowed, and what was compared."""
 
     name: str
-    value: float
+    value: float | None
+    """None where a library cannot be compared; the note then says why."""
     bound: float
     ok: bool
     note: str = ""
@@ -52,28 +52,34 @@ class Pass:
     """Entry 0 is the first block's input, entry l + 1 the output of block l."""
 
 
-def check(model: Model, prompts: Sequence[Prompt], *, peers: Sequence[str] = ()) -> list[Check]:
-    """All identities that apply to this model; ``peers`` adds agreement with other libraries, by name."""
-    if unknown := sorted(set(peers) - set(PEERS)):
-        raise ModelError(f"no peer library {unknown[0]!r}; use {' or '.join(PEERS)}")
+def check(model: Model, prompts: Sequence[Prompt], *, backends: Sequence[str] = ()) -> list[Check]:
+    """All identities that apply to this model; ``backends`` adds agreement with other libraries, by name.
+
+    Adapters are checked too, each with its own agreement rows.
+    """
+    from activations.backends import backend
+    from activations.backends.agreement import agreement
+
+    for name in backends:
+        backend(name)  # an unknown or missing library is named before anything runs
     if not prompts:
         raise ModelError("no prompts to check with; give two or more, of different lengths")
     prompts = list(prompts)[:8]
     rows = [*self_checks(model, prompts)]
     with model.use(None):
-        rows += [heads_by_weights(model, prompts), sums(model, prompts)]
-        for peer in peers:
-            from activations import peers as libraries
-
-            rows += libraries.agreement(model, prompts, peer)
+        rows += [heads_by_weights(model, prompts), *sums(model, prompts)]
     rows += [adapter_restores(model, prompts, name) for name in model.adapter_names]
+    for adapter in (None, *model.adapter_names) if backends else ():
+        with model.use(adapter):
+            for name in backends:
+                rows += agreement(model, prompts, name, f", {adapter}" if adapter else "")
     return rows
 
 
 def self_test(model: Model) -> None:
     """Refuse a model whose basic identities fail; runs a few short made-up prompts."""
     for row in self_checks(model, probe_prompts(model)):
-        if not row.ok:
+        if not row.ok and row.value is not None:
             raise ModelError(
                 f"model {model.name!r} fails its self-test '{row.name}': {row.value:.1e}, allowed {row.bound:.0e}; try "
                 "dtype=float32 or another device, or pass verify=False to look into it"
@@ -135,29 +141,41 @@ def heads_by_weights(model: Model, prompts: Sequence[Prompt]) -> Check:
     return Check("head zeroed = its weight columns zeroed", worst, bound, ok, note)
 
 
-def sums(model: Model, prompts: Sequence[Prompt]) -> Check:
-    """Residual before + attention output + MLP output = residual after, at the answer position of each layer."""
+def sums(model: Model, prompts: Sequence[Prompt]) -> list[Check]:
+    """What attention and MLP add, added up: to the residual between them, and to that after the block."""
+    from activations.backends import backend
+    from activations.sites import taps
+
     structure = model.structure
-    layers = [i for i in range(model.n_layers) if structure.attn_out[i] and structure.mlp_out[i]]
-    kept: dict[str, Tensor] = {}
+    middles = [i for i in range(model.n_layers) if structure.attn_out[i] and taps(model, ("resid_mid", i))]
+    whole = [i for i in range(model.n_layers) if structure.unsplit[i] is None]
+    places = [(site, i) for i in middles for site in ("resid_pre", "attn_out", "resid_mid")]
+    places += [(site, i) for i in whole for site in ("resid_pre", "attn_out", "mlp_out", "resid_post")]
+    with backend("hf").open(model) as session:
+        kept = session.run(prompts, places).activations if places else {}
 
-    def keep(name: str) -> Callable[..., None]:
-        def after(module: Any, args: Any, output: Any) -> None:
-            kept[name] = first(output)[:, -1].clone()
-
-        return after
-
-    names = [str(part[layer]) for layer in layers for part in (structure.attn_out, structure.mlp_out)]
-    with hooks([model.module(name).register_forward_hook(keep(name)) for name in names]):
-        stream = run(model, prompts).residuals
-    worst = 0.0
-    for layer in layers:
+    def gap(layer: int, parts: Sequence[str], end: str) -> float:
         # in the model's own precision and order, so that half precision rounds as the model does
-        before, after = stream[layer], stream[layer + 1]
-        made = before + kept[str(structure.attn_out[layer])] + kept[str(structure.mlp_out[layer])]
-        worst = max(worst, _gap(made, after) / max(float(before.abs().max()), float(after.abs().max())))
-    note = f"relative; {len(layers)} of {model.n_layers} layers split this way"
-    return _row("residual + attention + MLP = next residual", worst, _bound(model, 1e-5), note)
+        made, wanted = kept["resid_pre", layer], kept[end, layer]
+        size = max(float(made.abs().max()), float(wanted.abs().max()))
+        for part in parts:
+            made = made + kept[part, layer].to(made.device)
+        return _gap(made, wanted.to(made.device)) / size
+
+    reason = next((why for why in structure.unsplit if why), "")
+    rows = []
+    for name, layers, parts, end in (
+        ("residual + attention = residual between", middles, ("attn_out",), "resid_mid"),
+        ("residual + attention + MLP = next residual", whole, ("attn_out", "mlp_out"), "resid_post"),
+    ):
+        worst = max((gap(layer, parts, end) for layer in layers), default=0.0)
+        note = f"relative; {len(layers)} of {model.n_layers} layers"
+        if end == "resid_post" and reason:
+            note += f": {reason}"
+        elif end == "resid_mid" and not layers:
+            note += ": parallel blocks or scaled additions"
+        rows.append(_row(name, worst, _bound(model, 1e-5), note))
+    return rows
 
 
 def adapter_restores(model: Model, prompts: Sequence[Prompt], name: str) -> Check:

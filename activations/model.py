@@ -20,13 +20,14 @@ from torch import Tensor, nn
 
 from activations import adapters as _adapters
 from activations import prompts as _prompts
-from activations import sources
+from activations import replacements, sources
 from activations.errors import ModelError
 from activations.prompts import Prompt
 from activations.readout import AnswerTokens, Readout
 from activations.structure import Structure, apply_scale, discover, text_config
 
 _ROWS, _COLUMNS = 2048, 16384
+_PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Model:
@@ -55,6 +56,9 @@ class Model:
         self.active: str | None = None
         """The adapter switched on, None for the base. Change it with :meth:`use`."""
         self.peft_names: dict[str, str] = {}
+        self.replaced: dict[str, tuple[replacements.Replacement, ...]] = {}
+        """Whole tensors that an adapter brings, swapped in while it is on."""
+        self._slots: list[replacements.Slot] = []
         self.structure: Structure = discover(hf_model)
         self.identity: dict[str, Any] = {
             "name": name,
@@ -64,6 +68,7 @@ class Model:
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": self.device.type,
             "attention": str(getattr(hf_model.config, "_attn_implementation", None)),
+            "quantization": sources.quantization(hf_model.config),
             "versions": sources.versions(),
         }
 
@@ -143,7 +148,10 @@ class Model:
             self._switch(previous)
 
     def _switch(self, adapter: str | None) -> None:
+        replacements.put_back(self._slots)
         _adapters.switch(self.hf_model, None if adapter is None else self.peft_names[adapter])
+        if adapter is not None:
+            self._slots = replacements.put(self.hf_model, self.replaced[adapter])
         self.active = adapter
 
     @torch.inference_mode()
@@ -192,7 +200,7 @@ class Model:
         normed = _widened(self.module(self.structure.final_norm), resid.to(self._head_weight().device, wide))
         head = self.module(self.structure.head)
         scale, softcap = self.structure.logit_scale, self.structure.softcap
-        if not isinstance(head, nn.Linear):  # an adapter sits on the unembedding
+        if not isinstance(head, nn.Linear) or head.weight.dtype not in _PLAIN:  # under an adapter, or quantised
             yield 0, apply_scale(head(normed.to(self.dtype)).to(wide), scale, softcap)
             return
         for start in range(0, head.weight.shape[0], _COLUMNS):

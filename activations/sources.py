@@ -6,7 +6,8 @@ to the very bytes it was made with. A checkpoint that lacks weights is refused, 
 with random numbers and only log it.
 
 Defaults that matter for the numbers: sdpa attention (flash or eager give slightly other values), except for models with
-an attention softcap, which sdpa skips; parameters frozen, evaluation mode, no compilation, nothing merged.
+an attention softcap, which sdpa skips, or with attention sinks, which it does not have; parameters frozen, evaluation
+mode, no compilation, nothing merged. Quantised checkpoints are taken as they are and marked, with method and bits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -58,11 +60,17 @@ def open_model(name: str, *, device: str, dtype: str, trust_remote_code: bool) -
     chat_template(tokenizer)
     # sdpa skips the attention softcap of Gemma 2 without a word, so those models run eager
     attention = "eager" if getattr(text_config(config), "attn_logit_softcapping", None) else "sdpa"
+    if quantization(config):  # its layers are made on their device; the loaded network cannot be moved
+        shared["device_map"] = {"": str(place)}
     with _Refusing(name):
-        hf_model, report = AutoModelForCausalLM.from_pretrained(
-            where, dtype=precision, attn_implementation=attention, output_loading_info=True, **shared
-        )
-        hf_model = hf_model.to(place).eval().requires_grad_(False)
+        shared |= {"dtype": precision, "output_loading_info": True}
+        try:
+            hf_model, report = AutoModelForCausalLM.from_pretrained(where, attn_implementation=attention, **shared)
+        except ValueError as error:  # attention sinks (gpt-oss) exist only where attention is written out
+            if attention == "eager" or "scaled_dot_product_attention" not in str(error):
+                raise
+            hf_model, report = AutoModelForCausalLM.from_pretrained(where, attn_implementation="eager", **shared)
+        hf_model = (hf_model if quantization(config) else hf_model.to(place)).eval().requires_grad_(False)
     lacking = sorted(report["missing_keys"])
     if lacking:
         raise ModelError(
@@ -72,10 +80,27 @@ def open_model(name: str, *, device: str, dtype: str, trust_remote_code: bool) -
     source.setdefault("revision", getattr(config, "_commit_hash", None))
     if "weights" not in source:
         source["weights"] = weights_hash(_snapshot(where, shared.get("revision")))
-    quantised = getattr(config, "quantization_config", None)
-    if quantised is not None:
-        source["quantization"] = str(getattr(quantised, "quant_method", None) or dict(quantised).get("quant_method"))
     return Opened(hf_model, tokenizer, name, {**source, "known_as": names_of(*known)})
+
+
+def quantization(config: Any) -> dict[str, Any] | None:
+    """Method and bits of a quantised checkpoint, as its configuration states them; None for an ordinary one.
+
+    The numbers of a quantised model are its own, not those of the model it was made from, so every store and run says so.
+    Bits are None where the configuration does not name one number.
+    """
+    found = getattr(config, "quantization_config", None) or getattr(text_config(config), "quantization_config", None)
+    if not found:
+        return None
+    fields = dict(found) if isinstance(found, Mapping) else found.to_dict()
+    method = fields.get("quant_method")
+    bits = fields.get("bits") or fields.get("w_bit") or fields.get("weight_bits")
+    for flag, width in (("load_in_4bit", 4), ("load_in_8bit", 8)):
+        bits = bits or (width if fields.get(flag) else None)
+    name = str(getattr(method, "value", method))
+    if not bits and (stated := re.search(r"(?:int|fp|float|nf)(\d+)", f"{fields.get('quant_type') or ''} {name}")):
+        bits = stated[1]
+    return {"method": name, "bits": int(bits) if bits else None}
 
 
 def versions() -> dict[str, str]:

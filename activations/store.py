@@ -1,218 +1,66 @@
-"""The activation store: a directory of HDF5 shards that a kill cannot spoil.
+"""The activation store: read what was captured, whole layers, chosen rows, or batch by batch.
 
-Problem. Capturing activations takes hours, gets killed, and its product outlives the process that made it. A file that
-is half there and looks whole, a row that belongs to another prompt, or a run resumed under other settings would each
-give plausible and wrong numbers much later.
+Problem. The product of a capture outlives the process that made it, is often larger than memory, and is read in another
+order than it was written: prompts were batched by length, and a probe wants one layer of all of them, or all layers of
+some, in the order of the prompts.
 
-Mechanism. One shard holds one batch. Its bytes are composed in memory, written under a temporary name in the same
-folder, flushed to the disk, opened again and read back through HDF5's own checksums, and only then renamed. A rename
-within a folder is atomic, so a shard is either absent or whole, and a kill costs at most the shard in flight.
-`manifest.json` comes first and names everything that determines the numbers, with a digest over it; every shard carries
-that digest. Opening for writing with another digest is refused and each differing key is named with both values.
+Mechanism. A store is a directory: `manifest.json` says what determines the numbers and which rows lie in which shard;
+each shard is an HDF5 file of one batch. Reading goes from the row numbers to the pieces of the files that hold them,
+and every row read is checked against the checksum written with it. Values come back as float32, rows as asked for.
 
-    manifest.json      digest, what determines the content, the row index, versions
-    shard-00000.h5     /rows                   row numbers of this batch, counted in the order of the prompts
-                       /acts/<site>/L<layer>   [row, width], one chunk: reading a layer touches one chunk a shard
+    manifest.json      digest, what determines the content, the row index, notes      (store_format.py)
+    shard-00000.h5     /rows                   row numbers of this batch
+                       /acts/<site>/L<layer>   [row, width], one chunk
                        /readout/…              logit [row, label], logsumexp [row], top [row]
+                       /sums                   checksum of each row of each array       (store_shards.py)
 
-Constraints. Batches are sorted by length, so a shard's rows are not consecutive; the reader puts them back. bfloat16
-has no numpy type: it is kept as its 16 bits (uint16) with the attribute `dtype`, and decodes exactly. float16 is
-accepted only if every value fits its range. The file format is pinned to HDF5 1.10: its metadata carries checksums too,
-and nothing in it depends on the clock, so the same content gives the same bytes. One writer at a time: the run
-directory is locked by its owner.
+A row is one prompt at one position: `key` (of the instance), `presentation`, `label` (of the position: `answer`,
+`query`, `premise:17`, …), `position`, `n_tokens`. Writing, verifying, merging and exporting have modules of their own
+(store_writing.py, store_checking.py, store_merging.py, store_export.py); docs/activation-store.md shows all of it.
+
+Constraints. A store is read when it is complete. float16 was accepted only if every value fitted its range; bfloat16
+decodes exactly.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import hashlib
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 
-from activations.errors import StoreError, one_line
-from activations.sites import Where, by_site, dataset_path, describe, spans
+from activations.errors import StoreError
+from activations.sites import Where, by_site, dataset_path, describe
+from activations.store_format import (
+    ROW_COLUMNS,
+    STORAGE,
+    datasets_of,
+    heads_of,
+    pack,
+    pieces,
+    read_manifest,
+    readout_spec,
+    spec_of,
+    unpack,
+)
+from activations.store_shards import Scratch, ShardReader
+from activations.store_writing import StoreWriter
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-DType = np.dtype[Any]
-STORAGE: dict[str, DType] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
-ROW_COLUMNS = ("key", "presentation", "position", "n_tokens")
-FLOAT16_MAX = 65504.0
+    from activations.store_checking import Info
 
-Spec = dict[str, tuple[tuple[int, ...], DType]]
-"""What a shard holds: name -> (shape after the rows, stored type)."""
+__all__ = ["STORAGE", "ActivationStore", "StoreWriter", "pack", "unpack"]
 
-
-def readout_spec(labels: Sequence[str]) -> Spec:
-    """The readout arrays of a store: name -> (shape after the rows, type)."""
-    number: DType = np.dtype("<f4")
-    return {"logit": ((len(labels),), number), "logsumexp": ((), number), "top": ((), np.dtype("<i8"))}
-
-
-def pack(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Convert finite float32 values to the stored representation, rounding to nearest even."""
-    values = np.ascontiguousarray(values, dtype=np.float32)
-    if dtype == "bfloat16":
-        bits = values.view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(STORAGE[dtype])
-    return values.astype(STORAGE[dtype])
-
-
-def unpack(stored: np.ndarray, dtype: str) -> np.ndarray:
-    """Convert the stored representation to float32, exactly."""
-    if dtype == "bfloat16":
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    return stored.astype(np.float32, copy=False)
-
-
-def digest_of(content: Any) -> str:
-    """Hash any JSON value; the order of keys does not matter."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-class StoreWriter:
-    """Writes the shards that a store still lacks. Whatever is already there and whole stays untouched.
-
-    `datasets` maps (site, layer) to its width; `shards` lists the row numbers of each shard; `rows` holds the columns
-    of the row index; `content` names all else that determines the numbers; `notes` is recorded and never compared.
-    """
-
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        datasets: Mapping[Where, int],
-        dtype: str,
-        n_layers: int,
-        shards: Sequence[Sequence[int]],
-        rows: Mapping[str, Sequence[Any]],
-        content: Mapping[str, Any],
-        labels: Sequence[str] | None = None,
-        notes: Mapping[str, Any] | None = None,
-    ) -> None:
-        if dtype not in STORAGE:
-            raise StoreError(f"unknown storage dtype {dtype!r}; allowed: {', '.join(STORAGE)}")
-        self.directory, self.dtype = Path(directory), dtype
-        self.shards = tuple(tuple(int(row) for row in shard) for shard in shards)
-        columns = {name: list(rows[name]) for name in ROW_COLUMNS}
-        if len(sizes := {len(column) for column in columns.values()}) != 1 or sizes == {0}:
-            raise StoreError(f"the row index has columns of lengths {sorted(sizes)}; give each one entry a prompt")
-        n_rows = sizes.pop()
-        if sorted(row for shard in self.shards for row in shard) != list(range(n_rows)):
-            raise StoreError(f"the shards do not hold each of the {n_rows} rows exactly once; check how they were cut")
-        self._spec: Spec = {dataset_path(d): ((width,), STORAGE[dtype]) for d, width in datasets.items()}
-        if labels is not None:
-            self._spec |= {f"readout/{name}": spec for name, spec in readout_spec(labels).items()}
-        described = {
-            "format": FORMAT,
-            "n_layers": n_layers,
-            "dtype": dtype,
-            "datasets": {site: spans(layers) for site, layers in by_site(datasets).items()},
-            "labels": labels,
-            "n_rows": n_rows,
-            "n_shards": len(self.shards),
-            "shards": digest_of(self.shards),
-            "rows": digest_of(columns),
-            **content,
-        }
-        described = json.loads(json.dumps(described))  # tuples become lists, as they are when read from the disk
-        self.digest = digest_of(described)
-        listed = [[site, layer, width] for (site, layer), width in datasets.items()]
-        self._manifest = {"digest": self.digest, "content": described, "datasets": listed, "rows": columns}
-        self._manifest["notes"] = dict(notes or {})
-        self._open()
-        self.missing = tuple(n for n in range(len(self.shards)) if not self._whole(n))
-
-    def _open(self) -> None:
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            _sync_folder(self.directory.parent)
-            for leftover in (*self.directory.glob(".shard-*.h5.tmp"), self.directory / f".{MANIFEST}.tmp"):
-                leftover.unlink(missing_ok=True)
-        except OSError as e:
-            raise _write_failed(self.directory, e) from e
-        path = self.directory / MANIFEST
-        shards = list(self.directory.glob("shard-*.h5"))
-        old = _read_manifest(self.directory) if path.exists() else None
-        if old and old["digest"] == self.digest:
-            return
-        if shards:
-            diff = _differences(old["content"], self._manifest["content"]) if old else ""
-            why = (
-                f"was captured under other settings: {diff}" if old else f"holds {len(shards)} shards and no {MANIFEST}"
-            )
-            raise StoreError(
-                f"{self.directory} {why}; choose another directory, or delete this one to capture it again"
-            )
-        # A manifest without shards guards nothing: a first attempt that stored nothing may be repeated otherwise.
-        _commit(path, json.dumps(self._manifest).encode(), lambda written: json.loads(written.read_bytes()))
-
-    def _whole(self, shard: int) -> bool:
-        path = _shard_path(self.directory, shard)
-        with contextlib.suppress(StoreError):  # a damaged shard is captured again and the rename replaces it
-            return path.exists() and self._check(path, shard)
-        return False
-
-    def _check(self, path: Path, shard: int) -> bool:
-        """Read a whole shard back: checksums, row numbers, shapes, finite values."""
-        rows = self.shards[shard]
-        stored = _read_shard(path, self.digest, tuple(self._spec))
-        if stored["rows"].tolist() != list(rows):
-            raise _damaged(path, "it holds other rows")
-        for name, (tail, kind) in self._spec.items():
-            values = stored[name]
-            if values.shape != (len(rows), *tail) or values.dtype != kind:
-                raise _damaged(path, f"{name} is {values.dtype} {values.shape}, expected {kind} {(len(rows), *tail)}")
-            if not np.isfinite(unpack(values, self.dtype) if name.startswith("acts/") else values).all():
-                raise _damaged(path, f"{name} is not finite")
-        return True
-
-    def write(
-        self, shard: int, activations: Mapping[Where, np.ndarray], readout: Mapping[str, np.ndarray] | None = None
-    ) -> None:
-        """Commit one shard: float32 activations [row, width] for every dataset, rows as in `shards[shard]`."""
-        rows = self.shards[shard]
-        given = {dataset_path(d): values for d, values in activations.items()}
-        given |= {f"readout/{name}": values for name, values in (readout or {}).items()}
-        if given.keys() != self._spec.keys():
-            odd = ", ".join(sorted(given.keys() ^ self._spec.keys()))
-            raise StoreError(f"shard {shard} was given another set of arrays than this store holds: {odd}")
-        arrays: dict[str, np.ndarray] = {"rows": np.asarray(rows, dtype="<i8")}
-        for name, (tail, kind) in self._spec.items():
-            acts = name.startswith("acts/")
-            values = np.asarray(given[name], dtype=np.float32 if acts else kind)
-            if values.shape != (len(rows), *tail):
-                raise StoreError(f"{name} has shape {values.shape}, expected {(len(rows), *tail)}")
-            where = name.removeprefix("acts/").replace("/L", " layer ").replace("/", " ")
-            _check_range(values, rows, where, self.dtype if acts else "float32")
-            arrays[name] = pack(values, self.dtype) if acts else values
-        path = _shard_path(self.directory, shard)
-        _commit(path, self._compose(arrays), lambda written: self._check(written, shard))
-
-    def _compose(self, arrays: Mapping[str, np.ndarray]) -> bytes:
-        # In memory, because a full disk must surface as one OSError of ours and not inside the closing of an HDF5 file.
-        with h5py.File("shard", "w", driver="core", backing_store=False, libver=("v110", "v110")) as file:
-            # Fixed-length text: HDF5 keeps the other kind in a heap that has no checksum.
-            file.attrs["digest"] = np.bytes_(self.digest)
-            for name, values in arrays.items():
-                dataset = file.create_dataset(
-                    name, data=values, chunks=values.shape, fletcher32=True, track_times=False
-                )
-                if name.startswith("acts/"):
-                    dataset.attrs["dtype"], dataset.attrs["dims"] = np.bytes_(self.dtype), np.bytes_("row,width")
-            file.flush()
-            return bytes(file.id.get_file_image())
+_THREADS = 2  # more of them wait for each other: what Python does between two pieces, one does at a time
+_LARGE = 1 << 20  # bytes; pieces smaller than this are read faster by one thread
+_WINDOW = 1 << 25  # bytes that streaming reads at once, because each read opens all shards that it touches
 
 
 class ActivationStore:
@@ -223,15 +71,14 @@ class ActivationStore:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
-        if not (self.directory / MANIFEST).exists():
-            raise StoreError(f"{self.directory} holds no activation store (no {MANIFEST}); capture into it first")
-        self.manifest = _read_manifest(self.directory)
+        self.manifest = read_manifest(self.directory)
         self.dtype: str = self.manifest["content"]["dtype"]
         self.n_layers: int = self.manifest["content"]["n_layers"]
-        self._widths: dict[Where, int] = {(site, layer): width for site, layer, width in self.manifest["datasets"]}
-        total = self.manifest["content"]["n_shards"]
-        self._paths = tuple(_shard_path(self.directory, n) for n in range(total))
-        if missing := sum(not path.exists() for path in self._paths):
+        self._widths = datasets_of(self.manifest)
+        self.spec = spec_of(self.manifest)
+        self.pieces = pieces(self.directory, self.manifest)
+        total = len(self.pieces)
+        if missing := sum(not piece.path.exists() for piece in self.pieces):
             have = f"{self.directory} holds {total - missing} of {total} shards"
             raise StoreError(f"{have}; run the same command again: it resumes with the missing ones")
 
@@ -251,7 +98,16 @@ class ActivationStore:
         """The captured layers of each site."""
         return {site: tuple(layers) for site, layers in by_site(self._widths).items()}
 
-    def _find(self, site: str, layer: int) -> Where:
+    def width(self, site: str, layer: int) -> int:
+        """Numbers in one row of this array."""
+        return self._widths[self.find(site, layer)]
+
+    def heads(self, site: str, layer: int) -> int | None:
+        """How many heads lie side by side in a row of `z` or `pattern`; None where the store does not say."""
+        return heads_of(self.manifest["content"], self.find(site, layer))
+
+    def find(self, site: str, layer: int) -> Where:
+        """The array that a site and a layer mean in this store; StoreError with what it holds if there is none."""
         wanted = layer + self.n_layers if layer < 0 else layer
         if site == "embed" and ("embed", 0) not in self._widths:
             site = "resid_pre"  # the input of the first block is the embedding
@@ -262,27 +118,154 @@ class ActivationStore:
 
     def __getitem__(self, where: Where) -> np.ndarray:
         site, layer = where
-        return self.stack(site, [layer]).squeeze(0)
+        return self.read(site, layer)
 
-    def stack(self, site: str, layers: Sequence[int] | None = None) -> np.ndarray:
+    def read(self, site: str, layer: int, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+        """[row, width] of these rows in this order; every row if none are named. Other rows are not read."""
+        return self.stack(site, [layer], rows).squeeze(0)
+
+    def stack(
+        self, site: str, layers: Sequence[int] | None = None, rows: Sequence[int] | np.ndarray | None = None
+    ) -> np.ndarray:
         """Several layers of one site as [layer, row, width]; every captured layer if none are named."""
-        wanted = [self._find(site, n) for n in (self.layers.get(site, (0,)) if layers is None else layers)]
+        wanted = [self.find(site, n) for n in (self.layers.get(site, (0,)) if layers is None else layers)]
         if len(widths := {self._widths[dataset] for dataset in wanted}) != 1:
             raise StoreError(f"cannot stack {site} layers of widths {sorted(widths)}; name layers of one width")
-        out = np.empty((len(wanted), len(self), widths.pop()), dtype=np.float32)
-        self._fill({dataset_path(dataset): out[i] for i, dataset in enumerate(wanted)})
+        chosen = None if rows is None else self.row_numbers(rows)
+        out = np.empty((len(wanted), len(self) if chosen is None else len(chosen), widths.pop()), dtype=np.float32)
+        self._fill([(dataset_path(dataset), out[i]) for i, dataset in enumerate(wanted)], chosen)
         return out
 
-    def _fill(self, targets: Mapping[str, np.ndarray]) -> None:
-        for path in self._paths:
-            stored = _read_shard(path, self.manifest["digest"], tuple(targets))
-            for name, target in targets.items():
-                values = stored[name]
-                target[stored["rows"]] = unpack(values, self.dtype) if name.startswith("acts/") else values
+    def batches(
+        self,
+        site: str,
+        layer: int,
+        rows: Sequence[int] | np.ndarray | None = None,
+        batch_rows: int = 1024,
+    ) -> Iterator[np.ndarray]:
+        """[batch, width] of at most `batch_rows` rows at a time, in the order of `rows`.
+
+        Memory holds 32 MB or one batch, whichever is more. Of a store that is much larger, `rows=store.disk_order`
+        reads each shard once, and any other order reads pieces of most shards again and again.
+        """
+        width = self._widths[self.find(site, layer)]
+        if batch_rows < 1:
+            raise StoreError(f"batch_rows is {batch_rows}; give a positive number of rows, for example 1024")
+        chosen = np.arange(len(self)) if rows is None else self.row_numbers(rows)
+        window = max(1, _WINDOW // (4 * width * batch_rows)) * batch_rows
+
+        def stream() -> Iterator[np.ndarray]:
+            for start in range(0, len(chosen), window):
+                values = self.read(site, layer, chosen[start : start + window])
+                yield from (values[at : at + batch_rows] for at in range(0, len(values), batch_rows))
+
+        return stream()
+
+    @property
+    def disk_order(self) -> np.ndarray:
+        """All row numbers in the order in which they lie on the disk."""
+        return np.concatenate([piece.rows for piece in self.pieces])
+
+    def select(
+        self,
+        *,
+        key: str | Sequence[str] | None = None,
+        presentation: str | Sequence[str] | None = None,
+        label: str | Sequence[str] | None = None,
+    ) -> np.ndarray:
+        """Row numbers, in the store's order, of these instances, presentations and positions; give one or several each.
+
+        A label that ends in `:` or `/` stands for all that begin with it: `premise:` for `premise:0`, `premise:1`, ….
+        A value that no row has is refused, and so is a selection that leaves nothing.
+        """
+        chosen = np.ones(len(self), dtype=bool)
+        given = {"key": key, "presentation": presentation, "label": label}
+        for column, asked in given.items():
+            if asked is None:
+                continue
+            values: list[str] = self.manifest["rows"][column]
+            wanted = self._wanted(column, [asked] if isinstance(asked, str) else list(asked), values)
+            chosen &= np.fromiter((value in wanted for value in values), dtype=bool, count=len(values))
+        rows = np.flatnonzero(chosen)
+        if not len(rows):
+            said = ", ".join(f"{name} {value!r}" for name, value in given.items() if value is not None)
+            raise StoreError(f"no row of {self.directory} has {said} together; select with fewer conditions")
+        return rows
+
+    def _wanted(self, column: str, asked: list[str], values: list[str]) -> set[str]:
+        there = dict.fromkeys(values)
+        wanted: set[str] = set()
+        for one in asked:
+            prefix = column == "label" and one.endswith((":", "/"))
+            if not (found := [value for value in there if value.startswith(one)] if prefix else [one] * (one in there)):
+                near = get_close_matches(one, list(there)[:10_000], 1)
+                meant = f" (did you mean {near[0]}?)" if near else ""
+                shown = ", ".join(repr(value) for value in list(there)[:8])
+                more = f" and {len(there) - 8} more" if len(there) > 8 else ""
+                raise StoreError(f"no row of {self.directory} has {column} {one!r}; it has {shown}{more}{meant}")
+            wanted.update(found)
+        if not asked:
+            raise StoreError(f"{column} is an empty list; name one, or leave it out for all")
+        return wanted
+
+    def row_numbers(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Rows as an array of row numbers, from numbers or from one True or False for each row."""
+        given = np.asarray(rows)
+        if given.dtype == bool and given.shape == (len(self),):
+            return np.flatnonzero(given)
+        if not given.size:
+            given = given.astype(np.int64)
+        if given.ndim != 1 or given.dtype.kind not in "iu":
+            raise StoreError(
+                f"rows is {given.dtype} {given.shape}; give row numbers, or one True or False for each row"
+            )
+        if len(bad := given[(given < 0) | (given >= len(self))]):
+            raise StoreError(f"no row {bad[0]} in {self.directory}; it has rows 0 to {len(self) - 1}")
+        return given.astype(np.int64)
+
+    @cached_property
+    def _homes(self) -> tuple[np.ndarray, np.ndarray]:
+        """The shard of each row, and its place in there."""
+        shard, place = np.empty(len(self), dtype=np.int64), np.empty(len(self), dtype=np.int64)
+        for n, piece in enumerate(self.pieces):
+            shard[piece.rows], place[piece.rows] = n, np.arange(len(piece.rows))
+        return shard, place
+
+    def _fill(self, targets: Sequence[tuple[str, np.ndarray]], rows: np.ndarray | None = None) -> None:
+        """Read these arrays into their targets [row, …]: `rows` in their order, or all of them."""
+        # For each shard: places in it (None: all), and the target row of each.
+        jobs: list[tuple[int, np.ndarray | None, np.ndarray]] = []
+        if rows is None:
+            jobs = [(n, None, piece.rows) for n, piece in enumerate(self.pieces)]
+        else:
+            shard, place = (home[rows] for home in self._homes)
+            order = np.lexsort((place, shard))
+            for group in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1):
+                if len(group):
+                    jobs.append((int(shard[group[0]]), place[group], group))
+
+        def work(own: list[tuple[int, np.ndarray | None, np.ndarray]]) -> None:
+            scratch = Scratch()
+            for n, places, into in own:
+                if places is not None:
+                    places, back = np.unique(places, return_inverse=True)
+                with ShardReader(self.pieces[n], self.spec, scratch) as shard:
+                    for name, target in targets:
+                        values = shard.read(name, places)
+                        values = unpack(values, self.dtype) if name.startswith("acts/") else values
+                        target[into] = values if places is None else values[back]
+
+        threads = min(_THREADS, len(jobs))
+        if threads < 2 or sum(target.nbytes for _, target in targets) < _LARGE * len(jobs) * len(targets):
+            work(jobs)
+            return
+        with ThreadPoolExecutor(threads, "activation-store") as pool:
+            for _ in pool.map(work, [jobs[n::threads] for n in range(threads)]):
+                pass
 
     @cached_property
     def rows(self) -> pd.DataFrame:
-        """The row index: key, presentation, position, n_tokens."""
+        """The row index: key, presentation, label, position, n_tokens."""
         import pandas as pd
 
         return pd.DataFrame(self.manifest["rows"], columns=list(ROW_COLUMNS))
@@ -294,105 +277,29 @@ class ActivationStore:
         if labels is None:
             raise StoreError(f"{self.directory} holds no readout; capture with answers into another directory")
         out = {k: np.empty((len(self), *tail), dtype=kind) for k, (tail, kind) in readout_spec(labels).items()}
-        self._fill({f"readout/{name}": values for name, values in out.items()})
+        self._fill([(f"readout/{name}", values) for name, values in out.items()])
         return out
 
+    def verify(self) -> tuple[str, ...]:
+        """Read everything and name each fault in a line; nothing is returned for a store that is whole."""
+        from activations.store_checking import verify
 
-def _shard_path(directory: Path, shard: int) -> Path:
-    return directory / f"shard-{shard:05d}.h5"
+        return verify(self.directory)
 
+    def info(self) -> Info:
+        """What the store holds and what made it."""
+        from activations.store_checking import info
 
-def _read_shard(path: Path, digest: str, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Read the row numbers and the named datasets; any fault of the file is a StoreError that names it."""
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            if file.attrs.get("digest") != digest.encode():
-                raise _damaged(path, f"it does not belong to the manifest's digest {digest[:12]}")
-            return {name: file[name][()] for name in ("rows", *names)}
-    except (OSError, KeyError, RuntimeError, TypeError, UnicodeDecodeError) as e:
-        raise _damaged(path, one_line(e)) from e
+        return info(self.directory)
 
+    def export(self, path: str | os.PathLike[str], format: str = "safetensors", **chosen: Any) -> Path:
+        """Write one file for other programs; see `store_export.export` for formats and what can be chosen."""
+        from activations.store_export import export
 
-def _read_manifest(directory: Path) -> dict[str, Any]:
-    path = directory / MANIFEST
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_bytes())
-        content = manifest["content"]
-        intact = (digest_of(content), digest_of(manifest["rows"])) == (manifest["digest"], content["rows"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise StoreError(f"{path} cannot be read ({one_line(e)}); capture into a new directory") from e
-    if not intact:
-        raise StoreError(f"{path} was edited: its digest does not fit its content; capture into a new directory")
-    if (version := content["format"]) != FORMAT:
-        raise StoreError(f"{path} has format {version}, this program reads {FORMAT}; capture into a new directory")
-    return manifest
+        return export(self, path, format, **chosen)
 
+    def activation_cache(self, model: Any = None, **chosen: Any) -> Any:
+        """A TransformerLens ActivationCache of the chosen arrays and rows, in memory; see `store_export`."""
+        from activations.store_export import activation_cache
 
-def _check_range(values: np.ndarray, rows: Sequence[int], where: str, dtype: str) -> None:
-    if not (finite := np.isfinite(values)).all():
-        row = rows[int((~finite.reshape(len(rows), -1).all(axis=1)).argmax())]
-        raise StoreError(
-            f"{where} of row {row} is not finite, and nothing of its batch was stored; "
-            "run the model in float32 or bfloat16, or leave this prompt out"
-        )
-    if dtype == "float16" and (peak := np.abs(values).max()) > FLOAT16_MAX:
-        row = rows[int(np.abs(values).max(axis=1).argmax())]
-        over = f"{where} of row {row} reaches {peak:.6g}, over the float16 limit of {FLOAT16_MAX:.0f}"
-        raise StoreError(f"{over}; capture with dtype bfloat16 or float32")
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, dict) and value:
-        return {k: v for name, inner in value.items() for k, v in _flat(inner, f"{prefix}.{name}").items()}
-    return {prefix.removeprefix("."): value}
-
-
-def _differences(old: Any, new: Any) -> str:
-    before, now = _flat(old), _flat(new)
-
-    def show(side: dict[str, Any], name: str) -> str:
-        text = repr(side[name]) if name in side else "absent"
-        return text if len(text) <= 60 else f"{text[:57]}…"
-
-    keys = [k for k in {**before, **now} if before.get(k, ...) != now.get(k, ...)]
-    return "; ".join(f"{k} is {show(before, k)} in the store and {show(now, k)} now" for k in keys)
-
-
-def _damaged(path: Path, why: str) -> StoreError:
-    return StoreError(
-        f"{path} is damaged ({why}); run the same command again: it makes this shard anew, the rest stays"
-    )
-
-
-def _write_failed(path: Path, e: OSError) -> StoreError:
-    reason = e.strerror or str(e)
-    if e.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreError(
-            f"no space left while writing {path} ({reason}); free some and run the same command again: it resumes"
-        )
-    return StoreError(f"cannot write {path} ({reason}); choose a directory that can be written to")
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _commit(path: Path, data: bytes, check: Callable[[Path], object]) -> None:
-    """Put `data` at `path` wholly or not at all, also through a power cut; `check` reads the file before it counts."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        check(temporary)
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except OSError as e:
-        raise _write_failed(path, e) from e
-    finally:
-        temporary.unlink(missing_ok=True)
+        return activation_cache(self, model, **chosen)

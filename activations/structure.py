@@ -13,7 +13,8 @@ what each module received and returned, and keeps the modules whose *behaviour* 
 - heads: the number of query heads seen by the attention operation itself, so that grouped keys, a head width that is
   not d / heads, and hybrid models need no special case. A head is a slice of the out-projection's *input*;
 - attention and MLP outputs: the two modules whose outputs are literally what is added to the residual (behind the
-  second norm in models that have one);
+  second norm in models that have one). A block that scales an addition, or makes a third one (Gemma 4), keeps the parts
+  that were found, each by the module that reads the sum next, and the reason why they are not all;
 - final norm, scale and softcap: the module between the last block and the unembedding, and the one arrangement of scale
   and softcap that reproduces the model's logits. If none does, the model is refused.
 
@@ -23,9 +24,10 @@ old name: a hook on the module object kept from before would no longer see the a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +62,8 @@ class Structure:
     attn_out: tuple[str | None, ...]
     """The module whose output is what attention adds to the residual."""
     mlp_out: tuple[str | None, ...]
+    unsplit: tuple[str | None, ...]
+    """Why ``resid_pre + attn_out + mlp_out`` is not ``resid_post`` in a layer; None where it is."""
     d_model: int
 
 
@@ -82,17 +86,15 @@ def discover(hf_model: nn.Module) -> Structure:
     _refuse_lookahead(hf_model, run_a)
     final_norm = _final_norm(run_a, blocks, head_module, names)
     scale, softcap = _scale_and_softcap(hf_model, run_a, names[head_module])
-    outs, heads, widths, kinds, attn, mlp = [], [], [], [], [], []
+    outs, heads, widths, kinds, parts = [], [], [], [], []
     for block in blocks:
         out = _out_projection(hf_model, run_a, forced, block, width)
         kind, count = _heads(hf_model, run_a, block, out)
-        adds = _added(run_a, block, out)
+        parts.append(_parts(run_a, block, out))
         outs.append(_outer(out))
         kinds.append(kind)
         heads.append(count)
         widths.append(run_a.inputs[out].shape[-1] // count if out and count else None)
-        attn.append(adds[0])
-        mlp.append(adds[1])
     return Structure(
         blocks=tuple(blocks),
         out_projections=tuple(outs),
@@ -104,8 +106,9 @@ def discover(hf_model: nn.Module) -> Structure:
         softcap=softcap,
         embedding=_outer(names[embedding_module]) or "",
         attention=tuple(kinds),
-        attn_out=tuple(attn),
-        mlp_out=tuple(mlp),
+        attn_out=tuple(part.attn for part in parts),
+        mlp_out=tuple(part.mlp for part in parts),
+        unsplit=tuple(part.unsplit for part in parts),
         d_model=width,
     )
 
@@ -208,26 +211,77 @@ def _heads(hf_model: Any, run: Run, block: str, out: str | None) -> tuple[str, i
     return "softmax", count
 
 
-def _added(run: Run, block: str, out: str | None) -> tuple[str | None, str | None]:
-    """The pair of modules whose outputs add up, with the block's input, to the block's output."""
+class _Parts(NamedTuple):
+    """What one block adds to the residual stream, as module names, and why that is not all."""
+
+    attn: str | None = None
+    mlp: str | None = None
+    unsplit: str | None = None
+
+
+def _parts(run: Run, block: str, out: str | None) -> _Parts:
+    """The two modules whose outputs add up, with the block's input, to its output; or those that a reader vouches for."""
     if out is None:
-        return None, None
+        return _Parts(unsplit="no module was found through which it reads other positions")
     before, after = run.inputs[block], run.outputs[block]
-    size = max(before.abs().max().item(), after.abs().max().item(), 1e-9)
-    inside = [name for name in run.order if name.startswith(block + ".") and name in run.outputs]
-    inside = [name for name in inside[inside.index(out) :] if run.outputs[name].shape == before.shape]
-    best: tuple[float, int, str, str] | None = None
-    for i, one in enumerate(inside):
-        for two in inside[i + 1 :]:
-            if one.startswith(two + ".") or two.startswith(one + "."):
-                continue
-            error = (before + run.outputs[one] + run.outputs[two] - after).abs().max().item()
-            rank = (round(error / size, 6), len(one) + len(two), one, two)
-            best = rank if best is None or rank < best else best
-    bound = 1e-5 if run.outputs[block].dtype in FULL else 2e-2
-    if best is None or best[0] > bound:
-        return None, None
-    return _outer(best[2]), _outer(best[3])
+    inside = [name for name in run.order if name.startswith(block + ".")]
+    inside = inside[inside.index(out) :]
+    writers = {name: run.outputs[name] for name in inside if _shaped(run.outputs.get(name), before)}
+    names = list(writers)
+    pair = _exact(
+        ((before, writers[one], writers[two]), after, (one, two))
+        for i, one in enumerate(names)
+        for two in names[i + 1 :]
+        if not _nested(one, two)
+    )
+    if pair:
+        return _Parts(_outer(pair[0]), _outer(pair[1]))
+    readers = {name: run.inputs[name] for name in inside if _shaped(run.inputs.get(name), before)}
+    added = _exact(((before, writers[one]), read, (one, by)) for one in names for by, read in readers.items())
+    if added is None:
+        only = _exact(((before, writers[one]), after, (one, one)) for one in names)
+        if only:
+            return _Parts(_outer(only[0]), unsplit="the block adds one part only")
+        return _Parts(unsplit="no module returns what the block adds, as where it scales its additions")
+    attn, middle = added[0], readers[added[1]]
+    second = _exact(
+        ((middle, writers[two]), read, (two, by))
+        for two in names[names.index(attn) + 1 :]
+        for by, read in readers.items()
+        if not _nested(attn, two) and not _nested(two, by)
+    )
+    if second is None:
+        return _Parts(_outer(attn), unsplit="what it adds after attention is no module's output")
+    return _Parts(_outer(attn), _outer(second[0]), "the block adds a third part or scales its output")
+
+
+def _shaped(tensor: Tensor | None, like: Tensor) -> bool:
+    return tensor is not None and tensor.shape == like.shape
+
+
+def _nested(one: str, two: str) -> bool:
+    return one == two or one.startswith(two + ".") or two.startswith(one + ".")
+
+
+def _exact(found: Iterable[tuple[tuple[Tensor, ...], Tensor, tuple[str, str]]]) -> tuple[str, str] | None:
+    """The names whose tensors add up to what was wanted, to the rounding of a sum; of equals the outermost modules.
+
+    The room is that of each single entry: a residual stream holds entries thousands of times larger than what one block
+    adds, and a bound on the largest would let any module pass. The sum is made in the network's own precision and
+    order, so that the right names are mostly bit-equal and others are not, also where half precision is coarse.
+    """
+    best: tuple[float, int, tuple[str, str]] | None = None
+    for parts, wanted, names in found:
+        made, room = parts[0], wanted.abs().double()
+        for part in parts[1:]:
+            made = made + part
+        for part in parts:
+            room = room + part.abs().double()
+        spacing = max(torch.finfo(part.dtype).eps for part in parts)
+        excess = float(((made.double() - wanted.double()).abs() / (4 * spacing * room + 1e-30)).max())
+        rank = (excess, sum(map(len, names)), names)
+        best = rank if best is None or rank < best else best
+    return None if best is None or not best[0] <= 1 else best[2]
 
 
 def _final_norm(run: Run, blocks: list[str], head: nn.Module, names: dict[nn.Module, str]) -> str:
@@ -245,7 +299,8 @@ def _final_norm(run: Run, blocks: list[str], head: nn.Module, names: dict[nn.Mod
 
 def _scale_and_softcap(hf_model: Any, run: Run, head: str) -> tuple[float, float | None]:
     config = text_config(hf_model.config)
-    softcaps = [None, *[c for c in (getattr(config, "final_logit_softcapping", None),) if c]]
+    stated = [getattr(config, key, None) for key in ("final_logit_softcapping", "logits_soft_cap")]
+    softcaps = [None, *[softcap for softcap in stated if softcap]]
     scales = [1.0]
     if getattr(config, "logit_scale", None):
         scales.append(float(config.logit_scale))

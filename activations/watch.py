@@ -52,7 +52,11 @@ def hooks(handles: list[Any]) -> Iterator[list[Any]]:
 
 
 class AttentionWatch(TorchFunctionMode):
-    """Notes each attention operation: (number of heads, width of a head's value or None), under the block running."""
+    """Notes each attention operation: (number of heads, width of a head's value or None), under the block running.
+
+    Where attention is written out, the heads are counted at the softmax and the width is read at the product of the
+    weights with the values, the first product afterwards that has the heads' shape.
+    """
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -68,6 +72,10 @@ class AttentionWatch(TorchFunctionMode):
                 self.seen.setdefault(self.block, []).append((result.shape[1], result.shape[-1]))
             elif name == "softmax" and result.shape[-2] == self.length and result.shape[-1] >= self.length:
                 self.seen.setdefault(self.block, []).append((result.shape[1], None))
+            elif "matmul" in name and (noted := self.seen.get(self.block)):
+                heads, width = noted[-1]
+                if width is None and result.shape[1:3] == (heads, self.length):
+                    noted[-1] = heads, result.shape[-1]
         return result
 
 

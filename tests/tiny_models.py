@@ -59,7 +59,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _finish(model: torch.nn.Module, seed: int) -> Any:
+def finish(model: torch.nn.Module, seed: int) -> Any:
+    """Draw weights wide and shake norms and biases, so that no part of a network is near to doing nothing."""
     generator = torch.Generator().manual_seed(seed + 1000)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -81,13 +82,23 @@ def _sizes(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     }
 
 
+_SHAPE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
 def _build(config: Any, tokenizer: PreTrainedTokenizerFast, seed: int) -> tuple[Any, PreTrainedTokenizerFast]:
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, attn_implementation=config._attn_implementation or "sdpa")
-    return _finish(model, seed), tokenizer
+    return finish(model, seed), tokenizer
 
 
 def tiny_llama(seed: int = 0, layers: int = 3) -> tuple[Any, PreTrainedTokenizerFast]:
@@ -97,11 +108,7 @@ def tiny_llama(seed: int = 0, layers: int = 3) -> tuple[Any, PreTrainedTokenizer
     tokenizer = tiny_tokenizer()
     config = LlamaConfig(
         **_sizes(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **{**_SHAPE, "num_hidden_layers": layers},
         tie_word_embeddings=False,
     )
     return _build(config, tokenizer, seed)
@@ -114,11 +121,7 @@ def tiny_qwen3(seed: int = 0, layers: int = 3) -> tuple[Any, PreTrainedTokenizer
     tokenizer = tiny_tokenizer()
     config = Qwen3Config(
         **_sizes(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **{**_SHAPE, "num_hidden_layers": layers},
         head_dim=16,
         tie_word_embeddings=True,
     )
@@ -143,11 +146,7 @@ def tiny_gemma2(seed: int = 0, layers: int = 3) -> tuple[Any, PreTrainedTokenize
     tokenizer = tiny_tokenizer()
     config = Gemma2Config(
         **_sizes(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **{**_SHAPE, "num_hidden_layers": layers},
         head_dim=16,
         final_logit_softcapping=5.0,
         attn_logit_softcapping=20.0,
@@ -202,11 +201,7 @@ def tiny_hybrid(seed: int = 0) -> tuple[Any, PreTrainedTokenizerFast]:
     tokenizer = tiny_tokenizer()
     config = Qwen3_5TextConfig(
         **_sizes(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **{**_SHAPE, "num_hidden_layers": 4},
         head_dim=16,
         linear_num_key_heads=2,
         linear_num_value_heads=4,
@@ -225,11 +220,7 @@ def tiny_granite(seed: int = 0, layers: int = 3) -> tuple[Any, PreTrainedTokeniz
     tokenizer = tiny_tokenizer()
     config = GraniteConfig(
         **_sizes(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **{**_SHAPE, "num_hidden_layers": layers},
         logits_scaling=4.0,
         residual_multiplier=0.5,
         embedding_multiplier=3.0,
@@ -246,12 +237,137 @@ def tiny_cohere(seed: int = 0, layers: int = 3) -> tuple[Any, PreTrainedTokenize
     tokenizer = tiny_tokenizer()
     config = CohereConfig(
         **_sizes(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **{**_SHAPE, "num_hidden_layers": layers},
         logit_scale=0.25,
+    )
+    return _build(config, tokenizer, seed)
+
+
+def tiny_mistral(seed: int = 0) -> tuple[Any, PreTrainedTokenizerFast]:
+    """A sliding window of 6 tokens, shorter than every prompt: a pad must not take a place in it."""
+    from transformers import MistralConfig
+
+    tokenizer = tiny_tokenizer()
+    config = MistralConfig(**_sizes(tokenizer), **_SHAPE, head_dim=8, sliding_window=6, tie_word_embeddings=False)
+    return _build(config, tokenizer, seed)
+
+
+def tiny_qwen2(seed: int = 0) -> tuple[Any, PreTrainedTokenizerFast]:
+    """Biases on queries, keys and values."""
+    from transformers import Qwen2Config
+
+    tokenizer = tiny_tokenizer()
+    return _build(Qwen2Config(**_sizes(tokenizer), **_SHAPE, tie_word_embeddings=False), tokenizer, seed)
+
+
+def tiny_qwen3_next(seed: int = 0) -> tuple[Any, PreTrainedTokenizerFast]:
+    """Linear attention in three layers of four, and a mixture of experts with a shared one after each mixer."""
+    from transformers import Qwen3NextConfig
+
+    tokenizer = tiny_tokenizer()
+    config = Qwen3NextConfig(
+        **_sizes(tokenizer),
+        **{**_SHAPE, "num_hidden_layers": 4},
+        **_EXPERTS,
+        num_experts=4,
+        shared_expert_intermediate_size=32,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        layer_types=["linear_attention"] * 3 + ["full_attention"],
+        tie_word_embeddings=False,
+    )
+    return _build(config, tokenizer, seed)
+
+
+def tiny_gemma3(seed: int = 0) -> tuple[Any, PreTrainedTokenizerFast]:
+    """Sandwich norms, and layers with a short window between layers without."""
+    from transformers import Gemma3TextConfig
+
+    tokenizer = tiny_tokenizer()
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = Gemma3TextConfig(**_sizes(tokenizer), **_SHAPE, head_dim=16, sliding_window=6, layer_types=kinds)
+    return _build(config, tokenizer, seed)
+
+
+def tiny_gemma4(seed: int = 0) -> tuple[Any, PreTrainedTokenizerFast]:
+    """Wider heads in full layers, keys shared between layers, a third addition in each block, and a scaled output."""
+    from transformers import Gemma4TextConfig
+
+    tokenizer = tiny_tokenizer()
+    config = Gemma4TextConfig(
+        **_sizes(tokenizer),
+        **{**_SHAPE, "num_hidden_layers": 4},
+        head_dim=16,
+        global_head_dim=32,
+        sliding_window=6,
+        vocab_size_per_layer_input=len(tokenizer),
+        hidden_size_per_layer_input=8,
+        num_kv_shared_layers=1,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        final_logit_softcapping=5.0,
+    )
+    model, tokenizer = _build(config, tokenizer, seed)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):  # 1.0 unless a checkpoint says otherwise, as those of Gemma 4 do
+            buffer.fill_(0.7)
+    return model, tokenizer
+
+
+def tiny_gpt_oss(seed: int = 0) -> tuple[Any, PreTrainedTokenizerFast]:
+    """Attention sinks: a learned entry in each softmax, which only written-out attention has; experts with biases."""
+    from transformers import GptOssConfig
+
+    tokenizer = tiny_tokenizer()
+    config = GptOssConfig(
+        **_sizes(tokenizer),
+        **_SHAPE,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+    )
+    return _build(config, tokenizer, seed)
+
+
+def tiny_olmo2(seed: int = 0) -> tuple[Any, PreTrainedTokenizerFast]:
+    """Norms behind attention and MLP only: the MLP reads the residual stream itself."""
+    from transformers import Olmo2Config
+
+    tokenizer = tiny_tokenizer()
+    return _build(Olmo2Config(**_sizes(tokenizer), **_SHAPE, tie_word_embeddings=False), tokenizer, seed)
+
+
+def tiny_phi3(seed: int = 0) -> tuple[Any, PreTrainedTokenizerFast]:
+    """One projection for queries, keys and values, and one for gate and up."""
+    from transformers import Phi3Config
+
+    tokenizer = tiny_tokenizer()
+    return _build(Phi3Config(**_sizes(tokenizer), **_SHAPE, tie_word_embeddings=False), tokenizer, seed)
+
+
+def tiny_falcon(seed: int = 0) -> tuple[Any, PreTrainedTokenizerFast]:
+    """Parallel attention, one key-value head for all queries, and blocks that return tuples."""
+    from transformers import FalconConfig
+
+    tokenizer = tiny_tokenizer()
+    sizes = {key: value for key, value in _sizes(tokenizer).items() if key != "max_position_embeddings"}
+    config = FalconConfig(
+        **sizes,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        multi_query=True,
+        parallel_attn=True,
+        new_decoder_architecture=False,
+        alibi=False,
+        bias=False,
     )
     return _build(config, tokenizer, seed)
 
@@ -266,6 +382,15 @@ BUILDERS: dict[str, Callable[[], tuple[Any, PreTrainedTokenizerFast]]] = {
     "hybrid": tiny_hybrid,
     "granite": tiny_granite,
     "cohere": tiny_cohere,
+    "mistral": tiny_mistral,
+    "qwen2": tiny_qwen2,
+    "qwen3_next": tiny_qwen3_next,
+    "gemma3": tiny_gemma3,
+    "gemma4": tiny_gemma4,
+    "gpt_oss": tiny_gpt_oss,
+    "olmo2": tiny_olmo2,
+    "phi3": tiny_phi3,
+    "falcon": tiny_falcon,
 }
 """One model for each structure that has its own trap."""
 
@@ -290,8 +415,10 @@ def tiny_adapter(
 
     if not targets:
         names = {name.rpartition(".")[2] for name, _ in hf_model.named_modules()}
-        known = ("q_proj", "v_proj", "o_proj", "c_attn", "c_proj", "query_key_value", "dense", "out_proj", "down_proj")
-        targets = tuple(name for name in known if name in names)
+        known = ("q_proj", "v_proj", "o_proj", "c_attn", "c_proj", "query_key_value", "qkv_proj", "dense", "out_proj")
+        experts = any(parameter.ndim == 3 for name, parameter in hf_model.named_parameters() if "down_proj" in name)
+        # PEFT takes this name for the experts' joint weights too, and targets parameters instead of modules then
+        targets = tuple(name for name in (*known, *(() if experts else ("down_proj",))) if name in names)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)

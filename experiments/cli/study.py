@@ -75,13 +75,20 @@ def check(
     device: Annotated[str, flag("device", "auto, cpu, cuda, cuda:1 or mps.")] = "auto",
     dtype: Annotated[str, flag("dtype", "float32, bfloat16, float16 or auto.")] = "float32",
     any_base: Annotated[bool, typer.Option("--any-base", help="Accept an adapter that names another base.")] = False,
+    backends: Annotated[
+        str | None, flag("backends", "Compare with other libraries: all, or transformer_lens,nnsight.")
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Check a model's numerics: padding, lens, heads, hooks, adapters, against the bounds that every run relies on."""
+    """Check a model's numerics: padding, lens, heads, hooks, adapters, against the bounds that every run relies on.
+
+    --backends adds a row for the logits and for each site, as TransformerLens and nnsight give them on the same weights.
+    """
     import json
     from dataclasses import asdict
     from itertools import islice
 
+    from activations.backends import named
     from activations.checks import check as run_checks
     from activations.errors import ModelError
     from activations.model import load
@@ -91,18 +98,21 @@ def check(
         sets = islice(family_named("ordering").generate({"n": 6, "names": names}, seed=0, split="test"), 4)
         return loaded.encode([shown.chat() for matched in sets for shown in matched.presentations])
 
+    libraries = () if backends is None else named(backends)
     loaded = load(model, adapters=tuple(adapter or ()), device=device, dtype=dtype, any_base=any_base, verify=False)
     try:
         prompts = asked("census")
     except ModelError:  # a word-level tokenizer, such as the built-in model's, knows few names
         prompts = asked("builtin")
-    table = run_checks(loaded, prompts)
+    table = run_checks(loaded, prompts, backends=libraries)
     if json_:
         sys.stdout.write(json.dumps([asdict(one) for one in table], indent=1) + "\n")
     else:
+        width = max(len(one.name) for one in table)
         for one in table:
-            verdict = "ok  " if one.ok else "FAIL"
-            sys.stdout.write(f"{verdict} {one.name:<44} {one.value:9.2e}  bound {one.bound:.0e}  {one.note}\n")
+            verdict = "n/a " if one.value is None else "ok  " if one.ok else "FAIL"
+            value = "        -" if one.value is None else f"{one.value:9.2e}"
+            sys.stdout.write(f"{verdict} {one.name:<{width}} {value}  bound {one.bound:.0e}  {one.note}\n")
     if not all(one.ok for one in table):
         raise RunError(f"{model} fails {sum(not one.ok for one in table)} checks: see the lines above")
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from activations import answer_tokens, from_modules, read
 from activations.adapters import names_of
+from activations.checks import check
 from activations.errors import ModelError
-from activations.model import Model
+from activations.model import Model, load
 from activations.readout import from_logits
 from tests.tiny_models import ANSWERS, BUILDERS, MESSAGES, tiny_adapter, tiny_llama, tiny_qwen3
 
 WEIGHTS = "adapter_model.safetensors"
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 
 def _difference(model: Model) -> torch.Tensor:
@@ -48,6 +54,133 @@ def test_an_adapter_gives_pefts_numbers_and_the_base_comes_back(name: str, tmp_p
     theirs = from_logits(torch.cat(logits), answer_tokens(model, ANSWERS)).difference
     assert (ours - theirs).abs().max() < 5e-5
     assert (ours - base).abs().max() > 1e-3
+
+
+FORMS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "rank-stabilised": ("llama", {"target_modules": ["q_proj", "o_proj"], "use_rslora": True}, 0),
+    "DoRA": ("llama", {"target_modules": ["q_proj", "o_proj"], "use_dora": True}, 0),
+    "bias in B": ("llama", {"target_modules": ["q_proj", "o_proj"], "lora_bias": True}, 0),
+    "embedding": ("llama", {"target_modules": ["embed_tokens", "q_proj"]}, 0),
+    "joint experts": ("moe", {"target_modules": ["q_proj"], "target_parameters": EXPERTS}, 0),
+    "unembedding": ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, 1),
+    "unembedding, tied": ("qwen3", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, 1),
+    "embedding, tied": ("qwen3", {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}, 1),
+    "both, tied": (
+        "qwen3",
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+        2,
+    ),
+    "norms": ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["norm"]}, 7),
+    "MLPs": ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["mlp"]}, 9),
+    "all biases": ("neox", {"target_modules": ["query_key_value"], "bias": "all"}, 19),
+    "all biases, Conv1D": ("gpt2", {"target_modules": ["c_attn"], "bias": "all", "fan_in_fan_out": True}, 19),
+    "targets' biases": ("qwen2", {"target_modules": ["q_proj", "o_proj"], "bias": "lora_only"}, 3),
+}
+"""What PEFT can train: model, configuration, and the number of whole tensors that it brings."""
+
+
+def _trained(hf_model: Any, folder: Path, **options: Any) -> Path:
+    """An adapter whose every trained tensor has moved."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        config = LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options)
+        peft_model = get_peft_model(copy.deepcopy(hf_model), config)
+        with torch.no_grad():
+            for parameter in peft_model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.1 * torch.randn(parameter.shape))
+        peft_model.save_pretrained(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_lora_gives_pefts_numbers_and_the_base_comes_back(form: str, tmp_path: Path) -> None:
+    name, options, whole = FORMS[form]
+    hf_model, tokenizer = BUILDERS[name]()
+    folder = _trained(hf_model, tmp_path / "one", **options)
+    weights = {key: tensor.clone() for key, tensor in hf_model.state_dict().items()}
+    model = from_modules(hf_model, tokenizer, adapters=[str(folder)])
+    assert len(model.identity["adapters"]["one"]["replaces"]) == whole
+    base = _difference(model)
+    with model.use("one"):
+        ours = _difference(model)
+        with model.use(None):
+            assert torch.equal(_difference(model), base)
+        assert torch.equal(_difference(model), ours)
+    assert torch.equal(_difference(model), base)
+    here = {key.replace(".base_layer", ""): tensor for key, tensor in hf_model.state_dict().items()}
+    assert all(torch.equal(tensor, here[key]) for key, tensor in weights.items())
+    assert all(row.ok for row in check(model, model.encode(MESSAGES)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peft_model = PeftModel.from_pretrained(BUILDERS[name]()[0], str(folder)).eval()
+    with torch.inference_mode():
+        logits = [peft_model(torch.tensor([prompt.ids])).logits[:, -1] for prompt in model.encode(MESSAGES)]
+    theirs = from_logits(torch.cat(logits), answer_tokens(model, ANSWERS)).difference
+    assert (ours - theirs).abs().max() < 5e-5
+    assert (ours - base).abs().max() > 1e-3
+
+
+def test_adapters_that_replace_weights_mix_with_others_and_survive_exceptions(tmp_path: Path) -> None:
+    hf_model, tokenizer = BUILDERS["qwen2"]()
+    folders = [
+        _trained(hf_model, tmp_path / "head", target_modules=["q_proj"], modules_to_save=["lm_head", "norm"]),
+        _trained(hf_model, tmp_path / "bias", target_modules=["q_proj", "v_proj"], bias="lora_only"),
+        tiny_adapter(hf_model, tmp_path / "plain"),
+    ]
+    alone = {}
+    for folder in folders:
+        model = from_modules(*BUILDERS["qwen2"](), adapters=[str(folder)])
+        with model.use(folder.name):
+            alone[folder.name] = _difference(model)
+    model = from_modules(hf_model, tokenizer, adapters=[str(folder) for folder in folders])
+    base = _difference(model)
+    for one in ("head", "bias", "plain", "head"):
+        for two in ("plain", "head", "bias", None):
+            with pytest.raises(RuntimeError, match="boom"), model.use(one):
+                with model.use(two):
+                    assert torch.equal(_difference(model), base if two is None else alone[two])
+                assert torch.equal(_difference(model), alone[one])
+                raise RuntimeError("boom")
+            assert torch.equal(_difference(model), base)
+    assert len({id(parameter) for parameter in hf_model.parameters()}) == len(list(hf_model.parameters()))
+
+
+def test_trained_biases_that_are_not_in_the_file_are_missed(tmp_path: Path) -> None:
+    hf_model, tokenizer = BUILDERS["gpt2"]()
+    folder = _trained(hf_model, tmp_path / "one", target_modules=["c_attn"], bias="all", fan_in_fan_out=True)
+    _broken(folder, lambda config, tensors: tensors.pop("base_model.model.transformer.h.1.ln_1.bias"))
+    with pytest.raises(ModelError, match=r"retrained 'transformer\.h\.1\.ln_1\.bias' and its file has nothing"):
+        from_modules(hf_model, tokenizer, adapters=[str(folder)])
+
+
+def test_a_refused_adapter_on_joint_experts_leaves_no_trace(tmp_path: Path) -> None:
+    hf_model, tokenizer = BUILDERS["moe"]()
+    folder = _trained(hf_model, tmp_path / "one", target_modules=["q_proj"], target_parameters=EXPERTS)
+    _broken(folder, _nan_b)
+    names = [(name, type(module)) for name, module in hf_model.named_modules()]
+    model = from_modules(hf_model, tokenizer)
+    base = _difference(model)
+    with pytest.raises(ModelError, match="infinite or NaN"):
+        model.attach(str(folder))
+    assert [(name, type(module)) for name, module in hf_model.named_modules()] == names
+    assert torch.equal(_difference(model), base)
+
+
+def test_switching_takes_milliseconds(tmp_path: Path) -> None:
+    """Three adapters on the built-in model, without reloading or merging; the bound is generous for a busy machine."""
+    model = load("builtin", adapters=("builtin", "builtin"))
+    plain = load("builtin", verify=False).hf_model
+    model.attach(str(_trained(plain, tmp_path / "head", target_modules=["q_proj"], modules_to_save=["norm"])))
+    names = (*model.adapter_names, None)
+    took = []
+    for turn in range(60):
+        start = perf_counter()
+        with model.use(names[turn % len(names)]):
+            took.append(perf_counter() - start)
+    assert median(took) <= 0.050, f"median {1000 * median(took):.1f} ms"
 
 
 def test_several_adapters_nest_and_restore(tmp_path: Path) -> None:
@@ -178,6 +311,15 @@ def _nan(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
     tensors[key] = torch.full_like(tensors[key], float("nan"))
 
 
+def _other_vocabulary(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    config["modules_to_save"] = ["lm_head"]
+    tensors["base_model.model.lm_head.weight"] = torch.zeros(40, 32)
+
+
+def _nan_b(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    tensors.update({key: tensor * 1e38 for key, tensor in tensors.items()})
+
+
 def _set(key: str, value: Any) -> Callable[[dict[str, Any], dict[str, torch.Tensor]], None]:
     return lambda config, tensors: config.update({key: value})
 
@@ -192,8 +334,12 @@ REFUSED = {
     "not finite": (_nan, "infinite or NaN"),
     "type": (_set("peft_type", "NONSENSE"), "peft_type 'NONSENSE', which is unknown; give a LORA"),
     "IA3": (_set("peft_type", "IA3"), "peft_type 'IA3', which is supported by PEFT but not here"),
-    "saved modules": (_set("modules_to_save", ["lm_head"]), r"modules_to_save=\['lm_head'\], which cannot be switched"),
-    "bias": (_set("bias", "all"), "bias='all', which cannot be switched off exactly"),
+    "saved modules": (_set("modules_to_save", ["lm_head"]), "retrained 'lm_head.weight' and its file has nothing for"),
+    "no such module": (_set("modules_to_save", ["score"]), "retrained 'score' and its file has nothing for it"),
+    "saved shape": (_other_vocabulary, r"brings lm_head\.weight of \[40, 32\] and this model has one of \[60, 32\]"),
+    "tokens": (_set("trainable_token_indices", [1, 2]), r"trainable_token_indices=\[1, 2\], which cannot be switched"),
+    "replicated": (_set("layer_replication", [[0, 2], [1, 3]]), "layer_replication=.* which cannot be switched off"),
+    "changed base": (_set("init_lora_weights", "pissa"), "init_lora_weights='pissa': it was trained on changed base"),
     "base": (_set("base_model_name_or_path", "org/Other-7B"), "made for 'org/Other-7B' and this model is 'tiny'"),
 }
 

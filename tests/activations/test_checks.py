@@ -33,10 +33,36 @@ def test_every_identity_holds(name: str, tmp_path: Path) -> None:
         "lens at the last layer = logits",
         "capture hooks on = off",
         "head zeroed = its weight columns zeroed",
+        "residual + attention = residual between",
         "residual + attention + MLP = next residual",
         "base before = after adapter one",
     ]
-    assert all(row.value <= row.bound for row in table)
+    assert all(row.value is not None and row.value <= row.bound for row in table)
+
+
+def test_the_sums_cover_what_they_can_and_say_what_not() -> None:
+    notes = {}
+    for name in ("llama", "neox", "granite", "gemma4"):
+        model = from_modules(*BUILDERS[name]())
+        notes[name] = [row.note for row in checks.sums(model, model.encode(MESSAGES))]
+    assert notes["llama"] == ["relative; 3 of 3 layers"] * 2
+    assert notes["neox"] == [
+        "relative; 0 of 3 layers: parallel blocks or scaled additions",
+        "relative; 3 of 3 layers",
+    ]
+    assert notes["granite"][1].startswith("relative; 0 of 3 layers: no module returns")
+    assert notes["gemma4"] == [
+        "relative; 4 of 4 layers",
+        "relative; 0 of 4 layers: the block adds a third part or scales its output",
+    ]
+
+
+def test_an_output_that_is_not_what_is_added_is_caught() -> None:
+    model = from_modules(*BUILDERS["gemma3"]())  # the attention's own output, in front of the second norm
+    wrong = tuple(f"{block}.self_attn" for block in model.structure.blocks)
+    object.__setattr__(model.structure, "attn_out", wrong)
+    failing = {row.name for row in checks.sums(model, model.encode(MESSAGES)) if not row.ok}
+    assert "residual + attention + MLP = next residual" in failing
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
@@ -122,5 +148,5 @@ def test_bad_requests_are_named() -> None:
     model = from_modules(*tiny_llama())
     with pytest.raises(ModelError, match="no prompts to check with"):
         check(model, [])
-    with pytest.raises(ModelError, match="no peer library 'pyvene'; use transformer_lens or nnsight"):
-        check(model, model.encode(MESSAGES), peers=["pyvene"])
+    with pytest.raises(ModelError, match="no backend 'pyvene'; use hf, transformer_lens, nnsight"):
+        check(model, model.encode(MESSAGES), backends=["pyvene"])

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import BitsAndBytesConfig
 
-from activations import answer_tokens, gguf, load, read, sources
+from activations import answer_tokens, from_modules, gguf, load, read, sources
+from activations.checks import check
 from activations.errors import ModelError
-from tests.tiny_models import ANSWERS, MESSAGES, tiny_adapter, tiny_gemma2, tiny_llama
+from tests.tiny_models import ANSWERS, BUILDERS, MESSAGES, tiny_adapter, tiny_gemma2, tiny_llama
 
 
 @pytest.fixture
@@ -232,3 +234,68 @@ def test_smollm2_passes_every_check_and_knows_no_from_yes(monkeypatch: pytest.Mo
     got = read(model, prompts, answers)
     assert got.off_label_mass.max() < 0.9
     assert all(model.tokenizer.decode(int(token)).strip() in ("Yes", "No") for token in got.top)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, {"method": "gptq", "bits": 4}),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, {"method": "bitsandbytes", "bits": 8}),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"method": "fp8", "bits": 8}),
+        ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, {"method": "torchao", "bits": 4}),
+        ({"quant_method": "mxfp4"}, {"method": "mxfp4", "bits": 4}),
+        ({"quant_method": "compressed-tensors"}, {"method": "compressed-tensors", "bits": None}),
+        (BitsAndBytesConfig(load_in_4bit=True), {"method": "bitsandbytes", "bits": 4}),
+        (None, None),
+    ],
+)
+def test_a_quantised_model_is_marked(config: Any, expected: Any) -> None:
+    hf_model, tokenizer = tiny_llama()
+    hf_model.config.quantization_config = config
+    model = from_modules(hf_model, tokenizer)
+    assert model.identity["quantization"] == expected
+    json.dumps(model.identity)
+
+
+def test_a_quantised_unembedding_is_called_and_not_read() -> None:
+    """Weights that are no numbers by themselves: here whole-number weights with a scale, as quantisers keep them."""
+
+    class Packed(torch.nn.Linear):
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(value, self.weight.to(value.dtype) * 0.01)
+
+    hf_model, tokenizer = tiny_llama()
+    packed = Packed(32, len(tokenizer), bias=False).requires_grad_(False)
+    packed.weight = torch.nn.Parameter((100 * hf_model.lm_head.weight).round().to(torch.int8), requires_grad=False)
+    hf_model.lm_head = packed.eval()
+    hf_model.config.quantization_config = {"quant_method": "mine", "bits": 8}
+    model = from_modules(hf_model, tokenizer)
+    table = check(model, model.encode(MESSAGES))
+    assert [row.name for row in table if not row.ok] == []
+
+
+def test_a_quantised_checkpoint_is_loaded_on_its_device_and_not_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hf_model, tokenizer = tiny_llama()
+    hf_model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr(sources, "quantization", lambda config: {"method": "bitsandbytes", "bits": 4})
+    monkeypatch.setattr(type(hf_model), "to", None)  # bitsandbytes networks refuse to be moved
+    opened = sources.open_model(str(tmp_path), device="cpu", dtype="float32", trust_remote_code=False)
+    assert next(opened.hf_model.parameters()).device.type == "cpu"
+
+
+QUICK = ("llama", "gemma2", "gemma4", "gpt_oss")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in BUILDERS])
+def test_every_model_of_the_matrix_loads_from_a_folder(name: str, tmp_path: Path) -> None:
+    hf_model, tokenizer = BUILDERS[name]()
+    hf_model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = load(str(tmp_path), device="cpu")
+    assert model.identity["attention"] == ("eager" if name in ("gemma2", "gpt_oss") else "sdpa")
+    ids = torch.tensor([model.encode(MESSAGES)[0].ids])
+    with torch.inference_mode():
+        assert torch.equal(model.hf_model(ids).logits, hf_model(ids).logits)

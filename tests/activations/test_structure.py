@@ -10,7 +10,7 @@ from torch import nn
 
 from activations.errors import ModelError
 from activations.structure import Structure, discover
-from tests.tiny_models import BUILDERS, tiny_adapter, tiny_gemma2, tiny_llama
+from tests.tiny_models import BUILDERS, tiny_adapter, tiny_llama
 
 EXPECTED: dict[str, dict[str, Any]] = {
     "llama": {"heads": (4,) * 3, "d_head": (8,) * 3, "final_norm": "model.norm"},
@@ -22,6 +22,15 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "hybrid": {"attention": ("other",) * 3 + ("softmax",), "heads": (4,) * 4, "d_head": (8, 8, 8, 16)},
     "granite": {"logit_scale": 0.25, "attn_out": (None,) * 3},
     "cohere": {"logit_scale": 0.25, "attn": "self_attn", "mlp": "mlp"},
+    "mistral": {"heads": (4,) * 3, "attn": "self_attn", "mlp": "mlp"},
+    "qwen2": {"heads": (4,) * 3, "d_head": (8,) * 3},
+    "qwen3_next": {"attention": ("other",) * 3 + ("softmax",), "heads": (4,) * 4, "d_head": (8, 8, 8, 16)},
+    "gemma3": {"attn": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"},
+    "gemma4": {"d_head": (16, 32) * 2, "attn": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"},
+    "gpt_oss": {"heads": (4,) * 3, "d_head": (16,) * 3, "attn": "self_attn", "mlp": "mlp"},
+    "olmo2": {"attn": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"},
+    "phi3": {"heads": (4,) * 3, "d_head": (8,) * 3},
+    "falcon": {"out": "self_attention.dense", "attn": "self_attention", "embedding": "transformer.word_embeddings"},
 }
 
 
@@ -49,17 +58,32 @@ def test_mixed_layers_name_each_out_projection() -> None:
     assert endings == ["linear_attn.out_proj"] * 3 + ["self_attn.o_proj"]
 
 
-def test_eager_attention_gives_the_same_structure() -> None:
-    hf_model, _ = tiny_llama()
-    sdpa = discover(hf_model)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_eager_attention_and_half_precision_give_the_same_structure(name: str) -> None:
+    hf_model, _ = BUILDERS[name]()
+    given = discover(hf_model)
     hf_model.set_attn_implementation("eager")
-    assert discover(hf_model) == sdpa
+    assert discover(hf_model) == given
+    assert discover(hf_model.to(torch.bfloat16)) == given
 
 
-def test_half_precision_gives_the_same_structure() -> None:
-    hf_model, _ = tiny_gemma2()
-    full = discover(hf_model)
-    assert discover(hf_model.to(torch.bfloat16)) == full
+def test_a_block_that_does_more_than_two_additions_says_so() -> None:
+    reasons = {name: set(discover(BUILDERS[name]()[0]).unsplit) for name in BUILDERS}
+    assert {name for name, found in reasons.items() if found != {None}} == {"granite", "gemma4"}
+    assert reasons["gemma4"] == {"the block adds a third part or scales its output"}
+    assert reasons["granite"] == {"no module returns what the block adds, as where it scales its additions"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["gemma3", "olmo2", "neox", "llama"])
+def test_a_few_huge_entries_do_not_hide_which_module_adds(name: str, dtype: torch.dtype) -> None:
+    """Real residual streams hold entries of thousands at their first token; a block adds far less than that."""
+    hf_model, _ = BUILDERS[name]()
+    expected = discover(hf_model)
+    with torch.no_grad():
+        hf_model.get_submodule(expected.embedding).weight[[11, 14], 5] = 3e4  # the first tokens of the probe prompts
+    found = discover(hf_model.to(dtype))
+    assert (found.attn_out, found.mlp_out, found.unsplit) == (expected.attn_out, expected.mlp_out, expected.unsplit)
 
 
 def test_looking_leaves_no_hook_behind() -> None:

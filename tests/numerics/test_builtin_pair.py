@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from activations.backends.agreement import SITES, agreement
 from activations.capturing import Plan, capture
 from activations.checks import check
 from activations.model import Model, load
-from activations.peers import agreement
 from activations.prompts import Prompt
 from activations.readout import answer_tokens
 from patching.edits import Cell, Edit, head_cells, head_map, layer_cells
@@ -42,10 +42,12 @@ def test_the_whole_table_of_checks_holds(model: Model, prompts: list[Prompt]) ->
 
 
 @pytest.mark.parametrize("peer", ["transformer_lens", "nnsight"])
-def test_peers_agree(model: Model, prompts: list[Prompt], peer: str) -> None:
-    rows = agreement(model, prompts[:4], peer)
-    assert len(rows) == 2
-    assert all(row.value <= 5e-5 for row in rows), rows
+def test_the_libraries_agree(model: Model, prompts: list[Prompt], peer: str) -> None:
+    for arm in (None, "grpo"):
+        with model.use(arm):
+            rows = agreement(model, prompts[:4], peer)
+        assert [row.name for row in rows] == [f"hf = {peer}, {what}" for what in ("logits", *SITES)]
+        assert all(row.value is not None and row.value <= 5e-5 for row in rows), rows
 
 
 @pytest.mark.parametrize("arm", [None, "grpo"])

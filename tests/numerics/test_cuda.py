@@ -16,7 +16,10 @@ import numpy as np
 import pytest
 import torch
 
+from activations import from_modules
+from activations.backends import PEERS
 from activations.capturing import Plan, capture
+from activations.checks import check
 from activations.generation import generate
 from activations.model import Model, load
 from activations.readout import answer_tokens, read
@@ -24,6 +27,7 @@ from activations.sampling import Sampling
 from patching.edits import Cell, Edit, head_cells, head_map
 from patching.sweeping import sweep
 from tasks.ordering import Ordering
+from tests.tiny_models import BUILDERS, MESSAGES, tiny_adapter
 
 pytestmark = [
     pytest.mark.gpu,
@@ -94,6 +98,15 @@ def test_half_precision_runs_and_stays_near(models, chats) -> None:
     assert np.corrcoef(full, near)[0, 1] > 0.999
     cells = [Cell("off", (Edit("z", 1, 0),))]
     assert np.isfinite(sweep(half, prompts, cells, answers=answers, seed=0).difference).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "gpt_oss"])
+def test_every_check_and_every_library_hold_on_the_device(name: str, tmp_path: Path) -> None:
+    hf_model, tokenizer = BUILDERS[name]()
+    folder = tiny_adapter(hf_model, tmp_path / "one", seed=2)
+    model = from_modules(hf_model.cuda(), tokenizer, adapters=[str(folder)])
+    table = check(model, model.encode(MESSAGES), backends=PEERS)
+    assert {row.name: (row.value, row.note) for row in table if not row.ok} == {}
 
 
 def test_memory_does_not_grow_with_the_number_of_batches(models, chats, tmp_path: Path) -> None:
