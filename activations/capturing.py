@@ -93,27 +93,47 @@ class Plan:
         """The (site, layer) pairs of this plan in this model, each with its width."""
         return choose(model, self.sites, self.layers, keys=max((len(prompt.ids) for prompt in prompts), default=0))
 
-    def n_rows(self, model: Model, prompts: Sequence[Prompt], spans: Sequence[Conversation] | None = None) -> int:
-        """Rows of the store; spans are needed where every token of one is kept."""
+    def n_rows(
+        self,
+        model: Model,
+        prompts: Sequence[Prompt],
+        spans: Sequence[Conversation] | None = None,
+        index: Sequence[tuple[str, str]] | None = None,
+    ) -> int:
+        """Rows of the store; spans are needed where every token of one is kept, `index` names prompts in messages."""
         if not any(position.endswith("/all") for position in self.positions):
             return len(prompts) * len(self.positions)
-        return sum(len(own) for own in resolve(model, prompts, self.positions, spans))
+        return sum(len(own) for own in resolve(model, prompts, self.positions, spans, _names(index)))
 
     def size(self, model: Model, prompts: Sequence[Prompt], spans: Sequence[Conversation] | None = None) -> int:
         """Bytes of activations that this plan stores."""
-        width = sum(self.places(model, prompts).values())
-        return self.n_rows(model, prompts, spans) * width * STORAGE[self.dtype].itemsize
+        return self.n_rows(model, prompts, spans) * self._row_bytes(self.places(model, prompts))
 
-    def describe(self, model: Model, prompts: Sequence[Prompt], spans: Sequence[Conversation] | None = None) -> str:
+    def _row_bytes(self, places: Mapping[Where, int]) -> int:
+        return sum(places.values()) * STORAGE[self.dtype].itemsize
+
+    def describe(
+        self,
+        model: Model,
+        prompts: Sequence[Prompt],
+        spans: Sequence[Conversation] | None = None,
+        index: Sequence[tuple[str, str]] | None = None,
+    ) -> str:
         """One line about what will run and what it stores."""
-        rows, tokens = self.n_rows(model, prompts, spans), sum(len(prompt.ids) for prompt in prompts)
+        places = self.places(model, prompts)
+        rows, tokens = self.n_rows(model, prompts, spans, index), sum(len(prompt.ids) for prompt in prompts)
         cuts = len(batches([len(prompt.ids) for prompt in prompts], self.batch_tokens))
         return (
             f"{model.name}{f' with {model.active}' if model.active else ''}: {len(prompts):,} prompts, {tokens:,} "
-            f"tokens in {cuts:,} batch{'es' * (cuts != 1)}; {describe(self.places(model, prompts))} at "
-            f"{', '.join(self.positions)}; {rows:,} rows, {self.size(model, prompts, spans) / 2**20:,.1f} MiB in "
+            f"tokens in {cuts:,} batch{'es' * (cuts != 1)}; {describe(places)} at "
+            f"{', '.join(self.positions)}; {rows:,} rows, {rows * self._row_bytes(places) / 2**20:,.1f} MiB in "
             f"{self.dtype}"
         )
+
+
+def _names(index: Sequence[tuple[str, str]] | None) -> Callable[[int], str]:
+    """How messages call a prompt: by its number, and by its key and presentation where it has them."""
+    return lambda n: f"prompt {n}" if index is None else f"prompt {n} ({index[n][0][:16]} {index[n][1]})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +202,7 @@ def capture(
     if model.hf_model.training:
         raise ModelError(f"model {model.name!r} is in training mode, where dropout is random; call .eval() on it first")
     names = [(str(n), "") for n in range(len(prompts))] if index is None else index
-
-    def called(number: int) -> str:
-        return f"prompt {number}" if index is None else f"prompt {number} ({index[number][0][:16]} {index[number][1]})"
-
+    called = _names(index)
     context = model.context
     for number, prompt in enumerate(prompts):
         if context is not None and len(prompt.ids) > context:
@@ -198,7 +215,7 @@ def capture(
     layout = _Layout.of(prompts, resolve(model, prompts, plan.positions, spans, called), plan.batch_tokens)
     _refuse_full_disk(
         Path(directory),
-        sum(len(own) for own in layout.spots) * sum(places.values()) * STORAGE[plan.dtype].itemsize,
+        sum(len(own) for own in layout.spots) * plan._row_bytes(places),
         len(layout.shards) * (len(places) + 8),
     )
     content, notes = _identity(model, prompts, plan, places, answers, backend)

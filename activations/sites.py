@@ -124,9 +124,10 @@ def choose(
     for text in sites:
         site, pinned = named(text)
         given = layers if pinned is None else (pinned,)
-        if bad := ", ".join(str(n) for n in given or () if not -n_layers <= n < n_layers):
+        if bad := sorted({n for n in given or () if not -n_layers <= n < n_layers}):
             raise StoreError(
-                f"no layer {bad} in {model.name}; it has layers 0 to {n_layers - 1} (negative ones count from the end)"
+                f"no layer {spans(bad)} in {model.name}; it has layers 0 to {n_layers - 1} "
+                "(negative ones count from the end)"
             )
         wanted = range(n_layers) if given is None else [n + n_layers if n < 0 else n for n in given]
         places = [(site, n) for n in ([0] if site == "embed" else sorted(set(wanted)))]

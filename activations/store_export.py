@@ -39,7 +39,7 @@ import numpy as np
 
 from activations.errors import StoreError
 from activations.sites import Where, dataset_path, named
-from activations.store_format import ROW_COLUMNS, STORAGE, pack, readout_spec
+from activations.store_format import MANIFEST, ROW_COLUMNS, STORAGE, pack, readout_spec
 from activations.store_writing import sync_folder, write_failed
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def export(
         raise StoreError(f"unknown export format {format!r}; allowed: {', '.join(FORMATS)}")
     if target.is_dir():
         raise StoreError(f"{target} is a directory; give the name of a file, for example {target / 'acts.safetensors'}")
+    if (target.name == MANIFEST or target.match("shard-*.h5")) and (target.parent / MANIFEST).exists():
+        raise StoreError(f"{target} is the name of a store's own file; give another, for example acts.safetensors")
     wanted = _chosen(store, sites, layers)
     numbers = np.arange(len(store)) if rows is None else store.row_numbers(rows)
     if not len(numbers):
@@ -126,7 +128,10 @@ def activation_cache(
 
 def _chosen(store: ActivationStore, sites: Sequence[str] | None, layers: Sequence[int] | None) -> list[Where]:
     """The arrays asked for; a site may be given in TransformerLens' spelling, with or without a layer."""
-    given = [named(site) for site in ([sites] if isinstance(sites, str) else sites or store.layers)]
+    for name, value in (("sites", sites), ("layers", layers)):
+        if value is not None and not len(value):
+            raise StoreError(f"no {name} to export; name at least one, or leave {name} out for all")
+    given = [named(site) for site in ([sites] if isinstance(sites, str) else store.layers if sites is None else sites)]
     chosen: dict[Where, None] = {}
     for site, pinned in given:
         asked = layers if pinned is None else (pinned,)

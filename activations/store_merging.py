@@ -49,7 +49,7 @@ def merge(paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) 
         return ActivationStore.open(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise StoreError(f"{target} exists and holds something else; choose another directory")
-    building = target.with_name(f".{target.name}.merging")
+    building = target.absolute().with_name(f".{target.absolute().name}.merging")
     try:
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)

@@ -44,7 +44,7 @@ class CaptureConfig(Asking):
     layers: tuple[int, ...] | None = Field(None, description="layers, counted from the end if negative; default all")
     positions: tuple[str, ...] = Field(("answer",), description="answer, spans (alone, /mean, /all), token numbers")
     store_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="activations are kept as")
-    backend: str = Field("hf", description="hf, transformer_lens or nnsight")
+    backend: Literal["hf", "transformer_lens", "nnsight"] = Field("hf", description="library that runs the network")
 
 
 def words(text: str | None) -> tuple[str, ...] | None:
@@ -75,21 +75,25 @@ def capture_family(config: CaptureConfig, directory: Path, reporter: Reporter, *
 
     Raises:
         RunError: too few distinct items.
-        UsageError: an unknown arm.
+        UsageError: an unknown arm, site or position.
     """
     from activations.capturing import Plan, capture
+    from activations.errors import StoreError
     from activations.model import load
     from activations.positions import Conversation
     from activations.readout import answer_tokens
     from tasks.registry import family as family_named
 
-    plan = Plan(
-        sites=config.sites,
-        layers=config.layers,
-        positions=config.positions,
-        dtype=config.store_dtype,
-        batch_tokens=config.batch_tokens,
-    )
+    try:
+        plan = Plan(
+            sites=config.sites,
+            layers=config.layers,
+            positions=config.positions,
+            dtype=config.store_dtype,
+            batch_tokens=config.batch_tokens,
+        )
+    except StoreError as error:  # what a plan refuses is a value that the user gave
+        raise UsageError(str(error)) from None
     family = family_named(config.family)
     grid = settings(config, family)
     asked: list[Row] = []
@@ -111,11 +115,12 @@ def capture_family(config: CaptureConfig, directory: Path, reporter: Reporter, *
     arm = _arm(config, model, chosen)
     prompts = model.encode([row.presentation.chat() for row in asked])
     conversations = [Conversation(row.presentation.chat(), row.presentation.spans) for row in asked]
+    index = [(row.matched.instance.key, row.presentation.kind) for row in asked]
     reasoning = any(setting.params.get("prompt") == "reasoning" for setting in grid)
     answers = None if family.answers is None or reasoning else answer_tokens(model, family.answers)
     with model.use(None if arm == BASE else arm):
         about = "" if config.backend != "hf" else f", {_about(_seconds(model, prompts, plan))}"
-        reporter.say(f"{plan.describe(model, prompts, conversations)} -> {directory}{about}")
+        reporter.say(f"{plan.describe(model, prompts, conversations, index)} -> {directory}{about}")
         with reporter.stage(f"capture {arm}", len(prompts)) as done:
             stored = 0
 
@@ -130,7 +135,7 @@ def capture_family(config: CaptureConfig, directory: Path, reporter: Reporter, *
                 plan,
                 directory,
                 answers=answers,
-                index=[(row.matched.instance.key, row.presentation.kind) for row in asked],
+                index=index,
                 spans=conversations,
                 backend=config.backend,
                 progress=advance,

@@ -89,10 +89,11 @@ def export(
 
     opened = ActivationStore.open(directory)
     chosen = {"key": words(key), "presentation": words(presentation), "label": words(label)}
-    if any(value == () for value in chosen.values()):
-        raise UsageError("key, presentation or label is empty: name one, or leave the flag out for all")
+    arrays = {"sites": words(sites), "layers": layer_numbers(layers)}
+    if empty := [name for name, value in {**chosen, **arrays}.items() if value == ()]:
+        raise UsageError(f"{empty[0]} is empty: name one, or leave the flag out for all")
     rows = opened.select(**chosen) if any(chosen.values()) else None
-    path = opened.export(out, format_, sites=words(sites), layers=layer_numbers(layers), rows=rows)
+    path = opened.export(out, format_, **arrays, rows=rows)
     size, n_rows = path.stat().st_size, len(opened) if rows is None else len(rows)
     if json_:
         said = {"file": str(path), "format": format_, "rows": n_rows, "bytes": size}

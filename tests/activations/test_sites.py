@@ -68,6 +68,8 @@ def test_names_with_a_layer_choose_it(model: Model, tmp_path: Path) -> None:
     assert store.layers == {"mlp_out": (0,), "resid_post": (2,), "z": (1,)}
     with pytest.raises(StoreError, match="no layer 3 in in-memory; it has layers 0 to 2"):
         choose(model, ["blocks.3.hook_z"], None)
+    with pytest.raises(StoreError, match=r"no layer -9,3-2000 in in-memory; it has"):
+        choose(model, ["z"], (1, *range(3, 2001), -9))
 
 
 def test_names_give_what_transformer_lens_gives(model: Model, tmp_path: Path) -> None:

@@ -219,6 +219,14 @@ def test_refusals(store: ActivationStore, tmp_path: Path, monkeypatch: pytest.Mo
         store.export(tmp_path / "a", sites=["resid_post"], layers=[9])
     with pytest.raises(StoreError, match="no rows to export"):
         store.export(tmp_path / "a", rows=[])
+    with pytest.raises(StoreError, match="no sites to export; name at least one"):
+        store.export(tmp_path / "a", sites=[])
+    with pytest.raises(StoreError, match="no layers to export; name at least one"):
+        store.export(tmp_path / "a", layers=())
+    for own in ("manifest.json", "shard-00000.h5"):
+        with pytest.raises(StoreError, match=f"{own} is the name of a store's own file"):
+            store.export(store.directory / own)
+    assert store.verify() == ()
     with pytest.raises(StoreError, match="is a directory; give the name of a file"):
         store.export(tmp_path)
     usage = namedtuple("usage", "total used free")

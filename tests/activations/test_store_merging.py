@@ -125,6 +125,14 @@ def test_overlap_is_refused(model: Model, prompts: list[Prompt], parts: list[Pat
     assert not (tmp_path / "out").exists()
 
 
+def test_the_working_directory_is_no_target(parts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(StoreError, match=r"cannot write \. \(.*\); choose a directory"):
+        merge(parts, ".")
+    assert [path.name for path in tmp_path.rglob("*")] == ["here"]
+
+
 @pytest.mark.parametrize("change", ["adapter", "model", "template", "dtype", "sites", "positions", "answers"])
 def test_what_differs_is_named(
     model: Model, prompts: list[Prompt], parts: list[Path], tmp_path: Path, change: str

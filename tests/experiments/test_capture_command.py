@@ -125,6 +125,26 @@ def test_arms_are_chosen_by_name(tmp_path: Path) -> None:
     assert store.manifest["notes"]["adapter"] == "grpo"
 
 
+def test_values_that_no_model_takes_are_usage_errors(tmp_path: Path) -> None:
+    for flags, said in (
+        ({"sites": ("resid",)}, "unknown site 'resid'"),
+        ({"positions": ("query/first",)}, "position 'query/first' is none"),
+        ({"sites": ("blocks.1.hook_z",), "layers": (0,)}, "leave layers out"),
+        ({"backend": "jax"}, "backend is 'jax': input should be 'hf', 'transformer_lens' or 'nnsight'"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            captured(tmp_path / "s", **flags)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_missing_span_names_the_prompt(tmp_path: Path) -> None:
+    from activations.errors import StoreError
+
+    for position in ("premise:9", "premise:9/all"):
+        with pytest.raises(StoreError, match=r"prompt 0 \(\w{16} original\) has no span 'premise:9'"):
+            captured(tmp_path / "s", positions=(position,))
+
+
 def test_flags_are_read() -> None:
     assert layer_numbers("0-3, 8,-1") == (0, 1, 2, 3, 8, -1)
     assert layer_numbers("all") is None is layer_numbers(None)

@@ -133,7 +133,9 @@ def test_export_refusals(tmp_path: Path) -> None:
     folder = made(tmp_path / "s")
     for arguments, kind, words in (
         (("--label", "query"), StoreError, "has label 'query'; it has 'answer', 'premise:3'"),
-        (("--label", ","), UsageError, "key, presentation or label is empty"),
+        (("--label", ","), UsageError, "label is empty: name one, or leave the flag out for all"),
+        (("--sites", ""), UsageError, "sites is empty"),
+        (("--layers", ","), UsageError, "layers is empty"),
         (("--format", "pt"), StoreError, "unknown export format 'pt'; allowed: safetensors, npz, transformer_lens"),
         (("--sites", "mlp_out"), StoreError, "no mlp_out layer 0 in"),
     ):
