@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.errors import RunError, UsageError
 from experiments.profiles import REPEATED, contrast, paired
-from experiments.rundir import RunDirectory
+from experiments.rundir import RunDirectory, differences
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,10 +123,11 @@ def compare(first: Side, second: Side, *, resamples: int, seed: int, strata: str
 def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """What may differ and does; what may not is refused."""
     for key in ("family", "family_version", "seed", "split", "params"):
-        if first.get(key) != second.get(key):
+        # The first key that differs, however deep: two whole grids would look alike in one line.
+        for place, one, other in differences(first.get(key), second.get(key), key):
             raise RunError(
-                f"the two runs asked different things: {key} is {_short(first.get(key))} in the first and "
-                f"{_short(second.get(key))} in the second; compare runs with the same items"
+                f"the two runs asked different things: {place} is {_short(one)} in the first and {_short(other)} in the "
+                "second; compare runs with the same items"
             )
     if first["parser_version"] != second["parser_version"]:
         raise RunError(

@@ -310,7 +310,7 @@ def _refuse_other(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) ->
         return
     differing = [
         f"{key} was {_short(was)}, is {_short(now)}"
-        for key, was, now in _differences({k: v for k, v in old.items() if k != "digest"}, new)
+        for key, was, now in differences({k: v for k, v in old.items() if k != "digest"}, new)
     ]
     raise RunError(
         f"{path} was made with another configuration ({'; '.join(differing) or 'digest differs'}): "
@@ -318,10 +318,11 @@ def _refuse_other(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) ->
     )
 
 
-def _differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each key at which two nested mappings differ, with both values; ``key`` names the whole."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in sorted({*old, *new}):
-            yield from _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
+            yield from differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
     elif old != new:
         yield key, old, new
 

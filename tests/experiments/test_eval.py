@@ -181,7 +181,7 @@ def test_runs_on_other_items_are_not_compared(run: Path, tmp_path: Path) -> None
     failed(probe("compare", str(run), str(short)), 1, "different items")
     other = tmp_path / "other"
     assert probe("eval", "--set", "n=4", "--limit", "8", "--out", str(other)).returncode == 0
-    failed(probe("compare", str(short), str(other)), 1, "params")
+    failed(probe("compare", str(short), str(other)), 1, "params.n=4.presentations", '"repeat"')
     folder = copied(run, tmp_path)
     lines = (folder / "items.jsonl").read_text().replace("Yes or No only", "No or Yes only", 1)
     (folder / "items.jsonl").write_text(lines)
