@@ -16,9 +16,7 @@ that a new architecture needs no table entry (``structure.py``). Weights stay as
 or merged, and adapters are switched in place on one loaded base (``adapters.py``). Every number has a check: padded
 equals single, lens at the last layer equals the logits, hooks change nothing (``checks.py``).
 
-Names are imported on first use, so that ``import activations`` does not import torch. Two functions have the name of
-their module and are imported from there: ``from activations.capturing import capture``, ``from activations.generate
-import generate``.
+Names are imported on first use, so that ``import activations`` does not import torch.
 """
 
 from __future__ import annotations

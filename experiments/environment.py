@@ -1,7 +1,7 @@
-"""What a run was computed with: model, items, library versions, machine, commit.
+"""What a run is computed with: the model it loads, and a record of model, items, library versions, machine and commit.
 
-Written once, before the first answer. A resumed run has to meet the same model, items and token ids, since a table whose
-rows come from two models would look like any other table.
+The record is written once, before the first answer. A resumed run has to meet the same model, items and token ids, since
+a table whose rows come from two models would look like any other table.
 """
 
 from __future__ import annotations
@@ -18,11 +18,36 @@ from experiments.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from activations.model import Model
+    from experiments.config import Asking
+    from experiments.progress import Reporter
 
 VERSIONED = (
     "pairlens", "torch", "transformers", "peft", "tokenizers", "numpy", "scipy", "scikit-learn", "statsmodels", "pandas",
     "h5py", "matplotlib",
 )  # fmt: skip
+
+
+def load_model(config: Asking, reporter: Reporter) -> Model:
+    """The model and adapters that a run asks, loaded and checked.
+
+    Raises:
+        ModelError: they can't be loaded or fail a check.
+        RunError: an adapter bears the name of the base's arm.
+    """
+    from activations.model import load
+
+    with reporter.stage(f"load {config.model}", 1):
+        model = load(
+            config.model,
+            adapters=config.adapter,
+            device=config.device,
+            dtype=config.dtype,
+            any_base=config.any_base,
+            trust_remote_code=config.trust_remote_code,
+        )
+    if "base" in model.adapter_names:
+        raise RunError("an adapter's folder is called 'base', which names the model itself here: rename the folder")
+    return model
 
 
 def remember(run: RunDirectory, model: Model, *, token_ids: str, seed: int) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import behaviour, items
 from experiments.config import Setting, resolved, settings
-from experiments.environment import remember
+from experiments.environment import load_model, remember
 from experiments.errors import RunError
 from experiments.eval_config import EvalConfig, check, pairs_of, reasons, table_of, tokens_of
 from experiments.progress import Reporter
@@ -67,7 +67,7 @@ def evaluate(config: EvalConfig, directory: Path, *, config_text: str, reporter:
         reporter.log = run.log
         with reporter.stage("items", 1):
             items.make(run, config, family, grid, pairs_of(config, grid))
-        model = _load(config, reporter)
+        model = load_model(config, reporter)
         arms = ("base", *model.adapter_names)
         plan = _plan(run, model, config, grid)
         reporter.say(
@@ -152,23 +152,6 @@ def summed(table: pd.DataFrame, pairs: Sequence[tuple[str, str]], config: EvalCo
         }
         found["coverage"][name] = unread(table, pair)
     return found
-
-
-def _load(config: EvalConfig, reporter: Reporter) -> Model:
-    from activations.model import load
-
-    with reporter.stage(f"load {config.model}", 1):
-        model = load(
-            config.model,
-            adapters=config.adapter,
-            device=config.device,
-            dtype=config.dtype,
-            any_base=config.any_base,
-            trust_remote_code=config.trust_remote_code,
-        )
-    if "base" in model.adapter_names:
-        raise RunError("an adapter's folder is called 'base', which names the model itself here: rename the folder")
-    return model
 
 
 def _plan(run: RunDirectory, model: Model, config: EvalConfig, grid: Sequence[Setting]) -> _Plan:

@@ -119,7 +119,7 @@ def _lines(frame: pd.DataFrame, spec: FigureSpec) -> list[_Line]:
     first = list(dict.fromkeys(values[0] for values in combinations))
     rest = list(dict.fromkeys(values[1:] for values in combinations))
     # One value of the first key leaves the colours to the others.
-    colour_of: Mapping[Any, tuple[str, str]] = arm_looks(first if len(first) > 1 else rest)  # type: ignore[arg-type]
+    colour_of: Mapping[Any, tuple[str, str]] = arm_looks(first if len(first) > 1 else rest)  # type: ignore[arg-type]  # any names will do
     lines = []
     for values in combinations:
         number = rest.index(values[1:])

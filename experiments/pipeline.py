@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments import behaviour, items
 from experiments.config import Config, Setting, resolved, settings
-from experiments.environment import remember
+from experiments.environment import load_model, remember
 from experiments.errors import RunError, UsageError
 from experiments.progress import Reporter
 from experiments.rundir import RunDirectory, opened
@@ -114,26 +114,15 @@ def _run(
 def _open_study(
     run: RunDirectory, config: Config, family: Family, asked: list[items.Row], reporter: Reporter
 ) -> _Study:
-    from activations.model import load
     from activations.prompts import ids_hash
     from activations.readout import answer_tokens
     from experiments.causes import check_heads
 
     assert family.answers is not None
-    with reporter.stage(f"load {config.model}", 1):
-        model = load(
-            config.model,
-            adapters=config.adapter,
-            device=config.device,
-            dtype=config.dtype,
-            any_base=config.any_base,
-            trust_remote_code=config.trust_remote_code,
-        )
+    model = load_model(config, reporter)
     check_heads(model, config)
     answers = answer_tokens(model, family.answers)
     prompts = model.encode([row.presentation.chat() for row in asked])
-    if "base" in model.adapter_names:
-        raise RunError("an adapter's folder is called 'base', which names the model itself here: rename the folder")
     arms = ("base", *model.adapter_names)
     study = _Study(run, config, family, model, arms, asked, prompts, answers, reporter)
     # All refusals come before the environment is written, which ties the directory to this configuration.

@@ -6,6 +6,7 @@ Equal lengths matter because an unpadded batch needs no mask and no position ids
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from activations.sites import Where
 
 
-class Base:
+class Base(ABC):
     """A session of the backend ``name``; subclasses say how one batch is run and what they cannot give."""
 
     name = ""
@@ -88,11 +89,11 @@ class Base:
         for length in dict.fromkeys(lengths):
             yield [number for number, one in enumerate(lengths) if one == length]
 
+    @abstractmethod
     def forward(
         self, prompts: Sequence[Prompt], places: Sequence[Where], columns: Sequence[Sequence[int]], logits: bool
     ) -> tuple[dict[Where, Tensor], Tensor | None]:
         """One batch: rows of each place at the columns, and the logits there."""
-        raise NotImplementedError
 
 
 def picked(value: Tensor, columns: Sequence[Sequence[int]]) -> Tensor:

@@ -150,8 +150,8 @@ def _matched(
         raise RunError(
             f"key {names[number]!r} stands {each[which, number]} times in {kinds[which]}; needed once in each"
         )
-    places = [np.flatnonzero(kind == which) for which in (0, 1)]
-    return tuple((kinds[which], at[np.argsort(key[at])]) for which, at in enumerate(places))  # type: ignore[return-value]
+    one, other = (np.flatnonzero(kind == which) for which in (0, 1))
+    return (kinds[0], one[np.argsort(key[one])]), (kinds[1], other[np.argsort(key[other])])
 
 
 def _test(
