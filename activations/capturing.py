@@ -18,6 +18,7 @@ and rounding to the storage type happens once.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from activations import arguments
 from activations import positions as _positions
 from activations.backends import backend as named_backend
 from activations.batching import batches
@@ -42,6 +44,8 @@ from activations.prompts import Prompt, ids_hash
 from activations.readout import AnswerTokens
 from activations.sites import Where, canonical, choose, describe
 from activations.store import STORAGE, ActivationStore, StoreWriter
+from activations.store_format import shard_spec
+from activations.store_shards import shards_size
 from activations.taps import Batch, Budget, Buffers, Wiring, checked, group, run_batch
 
 if TYPE_CHECKING:
@@ -57,7 +61,8 @@ class Plan:
     A site named with its layer (`blocks.3.hook_z`) is taken in that layer alone. `positions` are the answer, spans and
     token numbers, see :mod:`activations.positions`. `dtype` is the stored type. `batch_tokens` bounds the padded tokens
     of one batch, and with it memory; it is part of a store's identity, because it decides which rows lie in which
-    shard.
+    shard. `pattern_keys` is the number of keys that rows of `pattern` are as wide as, filled up with zeros behind the
+    prompt's own; None stands for the longest prompt's. Stores that are to be merged need the same.
     """
 
     sites: tuple[str, ...] = ("resid_post",)
@@ -65,18 +70,15 @@ class Plan:
     positions: tuple[str, ...] = (ANSWER,)
     dtype: str = "float32"
     batch_tokens: int = 8192
+    pattern_keys: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be captured by any model."""
-        for name, value in (("sites", self.sites), ("positions", self.positions)):
-            if isinstance(value, str):
-                raise StoreError(f"{name} is the text {value!r}; give a list, for example [{value!r}]")
-        object.__setattr__(self, "sites", tuple(dict.fromkeys(canonical(site) for site in self.sites)))
-        object.__setattr__(
-            self, "positions", tuple(dict.fromkeys(_positions.canonical(position) for position in self.positions))
-        )
+        for name, read in (("sites", canonical), ("positions", _positions.canonical)):
+            given = arguments.texts(name, getattr(self, name))
+            object.__setattr__(self, name, tuple(dict.fromkeys(read(one) for one in given)))
         if self.layers is not None:
-            object.__setattr__(self, "layers", tuple(self.layers))
+            object.__setattr__(self, "layers", tuple(arguments.integers("layers", self.layers)))
         if lacking := [name for name in ("sites", "positions", "layers") if getattr(self, name) == ()]:
             otherwise = "all" if lacking[0] == "layers" else "the default"
             raise StoreError(f"the plan names no {lacking[0]}; name one, or leave it out for {otherwise}")
@@ -84,14 +86,36 @@ class Plan:
             raise StoreError(
                 f"layers is {list(self.layers)} and each site names its layer ({', '.join(self.sites)}); leave layers out"
             )
-        if self.dtype not in STORAGE:
+        if self.layers not in (None, (0,)) and all("." in site or site == "embed" for site in self.sites):
+            raise StoreError(
+                f"layers is {list(self.layers or ())} and embed is the input of layer 0 alone; leave layers out, or "
+                "name resid_pre, which is the input of any layer"
+            )
+        if not isinstance(self.dtype, str) or self.dtype not in STORAGE:
             raise StoreError(f"unknown storage dtype {self.dtype!r}; allowed: {', '.join(STORAGE)}")
-        if self.batch_tokens < 1:
+        if arguments.integer("batch_tokens", self.batch_tokens) < 1:
             raise StoreError(f"batch_tokens is {self.batch_tokens}; give a positive number of tokens, for example 8192")
+        if self.pattern_keys is not None:
+            if arguments.integer("pattern_keys", self.pattern_keys) < 1:
+                raise StoreError(f"pattern_keys is {self.pattern_keys}; give as many as the longest prompt has tokens")
+            if not any(site.rpartition(".")[2] == "pattern" for site in self.sites):
+                raise StoreError(
+                    f"pattern_keys is {self.pattern_keys} and the plan has no pattern; name it among the sites, or "
+                    "leave pattern_keys out"
+                )
 
     def places(self, model: Model, prompts: Sequence[Prompt]) -> dict[Where, int]:
         """The (site, layer) pairs of this plan in this model, each with its width."""
-        return choose(model, self.sites, self.layers, keys=max((len(prompt.ids) for prompt in prompts), default=0))
+        return choose(model, self.sites, self.layers, keys=self.keys(prompts))
+
+    def keys(self, prompts: Sequence[Prompt]) -> int:
+        """How many keys a row of `pattern` has."""
+        longest = max((len(prompt.ids) for prompt in prompts), default=0)
+        if self.pattern_keys is not None and self.pattern_keys < longest:
+            raise StoreError(
+                f"pattern_keys is {self.pattern_keys} and the longest prompt has {longest} tokens; give at least {longest}"
+            )
+        return self.pattern_keys or longest
 
     def n_rows(
         self,
@@ -193,8 +217,12 @@ def capture(
     the number of prompts stored so far, at the start of a resumed run and after each batch. The same call again
     resumes; under other settings the directory is refused.
     """
+    _refuse_kinds(model, prompts, plan, answers, index, spans)
+    target = arguments.path("directory", directory)
     if not prompts:
         raise StoreError("no prompts to capture; give at least one")
+    if spans is not None and len(spans) != len(prompts):
+        raise StoreError(f"spans has {len(spans)} entries for {len(prompts)} prompts; give one Conversation each")
     if index is not None and len(index) != len(prompts):
         raise StoreError(
             f"index has {len(index)} entries for {len(prompts)} prompts; give one (key, presentation) each"
@@ -213,12 +241,12 @@ def capture(
     places = plan.places(model, prompts)
     library = named_backend(backend)
     layout = _Layout.of(prompts, resolve(model, prompts, plan.positions, spans, called), plan.batch_tokens)
-    _refuse_full_disk(
-        Path(directory),
-        sum(len(own) for own in layout.spots) * plan._row_bytes(places),
-        len(layout.shards) * (len(places) + 8),
-    )
+    index_columns = layout.rows(prompts, names)
+    labels = None if answers is None else answers.labels
+    spec = shard_spec(places, plan.dtype, labels)
     content, notes = _identity(model, prompts, plan, places, answers, backend)
+    table = len(json.dumps([content, notes, index_columns, layout.shards])) + 1024  # the manifest
+    _refuse_full_disk(target, shards_size(spec, [len(shard) for shard in layout.shards]) + table)
     dtype = torch.promote_types(model.dtype, getattr(torch, plan.dtype))
     with ExitStack() as stack:
         if backend == "hf":
@@ -230,14 +258,14 @@ def capture(
             session.refuse(places)
             run = partial(run_through, session)
         writer = StoreWriter(
-            directory,
+            target,
             datasets=places,
             dtype=plan.dtype,
             n_layers=model.n_layers,
             shards=layout.shards,
-            rows=layout.rows(prompts, names),
+            rows=index_columns,
             content=content,
-            labels=None if answers is None else answers.labels,
+            labels=labels,
             notes=notes,
         )
         stack.enter_context(closing(writer))
@@ -250,7 +278,7 @@ def capture(
             done += len(layout.batches[shard])
             if progress is not None:
                 progress(done)
-    return ActivationStore.open(directory)
+    return ActivationStore.open(target)
 
 
 def _run(
@@ -313,16 +341,39 @@ def _identity(
     }
     if patterned := [layer for site, layer in places if site == "pattern"]:
         heads = {str(layer): model.structure.heads[layer] for layer in patterned}
-        content["pattern"] = {"width": max(len(prompt.ids) for prompt in prompts), "heads": heads}
+        content["pattern"] = {"width": plan.keys(prompts), "heads": heads}
     if heads := {str(layer): model.structure.heads[layer] for site, layer in places if site == "z"}:
         content["z"] = {"heads": heads}
     return content, {"model": model.name, "source": model.identity.get("source"), "adapter": model.active}
 
 
-def _refuse_full_disk(directory: Path, data: int, n_datasets: int) -> None:
+def _refuse_kinds(model: Any, prompts: Any, plan: Any, answers: Any, index: Any, spans: Any) -> None:
+    """Refuse arguments of the wrong kind."""
+    from activations.model import Model
+
+    arguments.instance("model", model, Model, "what activations.load or from_modules returned")
+    arguments.instance("plan", plan, Plan, "an activations.Plan")
+    if answers is not None:
+        arguments.instance("answers", answers, AnswerTokens, "what answer_tokens returned, or None for no readout")
+    for name, given, kind, how in (
+        ("prompts", prompts, Prompt, "prompts as model.encode makes them"),
+        ("spans", spans, Conversation, "one activations.positions.Conversation a prompt"),
+    ):
+        if given is not None or name == "prompts":
+            arguments.instance(name, given, Sequence, f"a list of {how}")
+            for one in given:
+                arguments.instance(f"an entry of {name}", one, kind, how)
+    if index is not None:
+        arguments.instance("index", index, Sequence, "a list of (key, presentation), one a prompt")
+        for pair in index:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(one, str) for one in pair):
+                raise StoreError(f"an entry of index is {arguments.shown(pair)}; give (key, presentation), two texts")
+
+
+def _refuse_full_disk(directory: Path, size: int) -> None:
     folder = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     there = sum(path.stat().st_size for path in directory.glob("shard-*.h5"))
-    needed, free = data + 1024 * n_datasets - there, shutil.disk_usage(folder).free
+    needed, free = size - there, shutil.disk_usage(folder).free
     if needed > free:
         raise StoreError(
             f"the plan needs {needed / 1e9:.3g} GB in {directory} and {free / 1e9:.3g} GB are free; "

@@ -30,15 +30,17 @@ from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from activations import arguments
 from activations.errors import StoreError
 from activations.sites import Where, by_site, dataset_path, describe
 from activations.store_format import (
     ROW_COLUMNS,
     STORAGE,
+    Piece,
     datasets_of,
     heads_of,
     pack,
@@ -59,8 +61,34 @@ if TYPE_CHECKING:
 __all__ = ["STORAGE", "ActivationStore", "StoreWriter", "pack", "unpack"]
 
 _THREADS = 2  # more of them wait for each other: what Python does between two pieces, one does at a time
-_LARGE = 1 << 20  # bytes; pieces smaller than this are read faster by one thread
+_LARGE = 1 << 20  # bytes; less than this is read faster by one thread
+_TOGETHER = 1 << 20  # bytes of an array read and checked at once: more would leave the processor's cache
+_OPEN = 64  # shards open at once, at most, in each thread
 _WINDOW = 1 << 25  # bytes that streaming reads at once, because each read opens all shards that it touches
+
+
+class _Job(NamedTuple):
+    """What is read of one shard."""
+
+    piece: Piece
+    places: np.ndarray | None
+    """Places of the rows in the shard, increasing; None for all."""
+    into: np.ndarray
+    """The row of the target that each of them goes to."""
+
+
+def _together(jobs: Sequence[_Job], size: int) -> list[list[_Job]]:
+    """Small shards in groups, so that their rows (of `size` bytes) are checked and put in place with one call."""
+    tasks: list[list[_Job]] = []
+    room = 0
+    for job in jobs:
+        need = size * len(job.into)
+        if not tasks or need > room or len(tasks[-1]) == _OPEN:
+            tasks.append([])
+            room = _TOGETHER
+        tasks[-1].append(job)
+        room -= need
+    return tasks
 
 
 class ActivationStore:
@@ -70,7 +98,7 @@ class ActivationStore:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = Path(directory)
+        self.directory = arguments.path("directory", directory)
         self.manifest = read_manifest(self.directory)
         self.dtype: str = self.manifest["content"]["dtype"]
         self.n_layers: int = self.manifest["content"]["n_layers"]
@@ -108,6 +136,8 @@ class ActivationStore:
 
     def find(self, site: str, layer: int) -> Where:
         """The array that a site and a layer mean in this store; StoreError with what it holds if there is none."""
+        arguments.instance("site", site, str, f"one of {', '.join(self.layers)}")
+        layer = arguments.integer("layer", layer)
         wanted = layer + self.n_layers if layer < 0 else layer
         if site == "embed" and ("embed", 0) not in self._widths:
             site = "resid_pre"  # the input of the first block is the embedding
@@ -117,18 +147,24 @@ class ActivationStore:
         return site, wanted
 
     def __getitem__(self, where: Where) -> np.ndarray:
+        if not isinstance(where, tuple) or len(where) != 2:
+            raise StoreError(f"a store is asked for {arguments.shown(where)}; give a site and a layer: store['z', 3]")
         site, layer = where
         return self.read(site, layer)
 
     def read(self, site: str, layer: int, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """[row, width] of these rows in this order; every row if none are named. Other rows are not read."""
-        return self.stack(site, [layer], rows).squeeze(0)
+        return self.stack(site, [arguments.integer("layer", layer)], rows).squeeze(0)
 
     def stack(
         self, site: str, layers: Sequence[int] | None = None, rows: Sequence[int] | np.ndarray | None = None
     ) -> np.ndarray:
         """Several layers of one site as [layer, row, width]; every captured layer if none are named."""
-        wanted = [self.find(site, n) for n in (self.layers.get(site, (0,)) if layers is None else layers)]
+        arguments.instance("site", site, str, f"one of {', '.join(self.layers)}")
+        given = self.layers.get(site, (0,)) if layers is None else arguments.integers("layers", layers)
+        if not given:
+            raise StoreError("layers is empty; name one, or leave it out for all")
+        wanted = [self.find(site, n) for n in given]
         if len(widths := {self._widths[dataset] for dataset in wanted}) != 1:
             raise StoreError(f"cannot stack {site} layers of widths {sorted(widths)}; name layers of one width")
         chosen = None if rows is None else self.row_numbers(rows)
@@ -149,7 +185,7 @@ class ActivationStore:
         reads each shard once, and any other order reads pieces of most shards again and again.
         """
         width = self._widths[self.find(site, layer)]
-        if batch_rows < 1:
+        if arguments.integer("batch_rows", batch_rows) < 1:
             raise StoreError(f"batch_rows is {batch_rows}; give a positive number of rows, for example 1024")
         chosen = np.arange(len(self)) if rows is None else self.row_numbers(rows)
         window = max(1, _WINDOW // (4 * width * batch_rows)) * batch_rows
@@ -184,7 +220,7 @@ class ActivationStore:
             if asked is None:
                 continue
             values: list[str] = self.manifest["rows"][column]
-            wanted = self._wanted(column, [asked] if isinstance(asked, str) else list(asked), values)
+            wanted = self._wanted(column, [asked] if isinstance(asked, str) else arguments.texts(column, asked), values)
             chosen &= np.fromiter((value in wanted for value in values), dtype=bool, count=len(values))
         rows = np.flatnonzero(chosen)
         if not len(rows):
@@ -210,7 +246,12 @@ class ActivationStore:
 
     def row_numbers(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """Rows as an array of row numbers, from numbers or from one True or False for each row."""
-        given = np.asarray(rows)
+        try:
+            given = np.asarray(rows)
+        except ValueError:  # lists of different lengths in one list
+            raise StoreError(
+                f"rows is {arguments.shown(rows)}; give row numbers, or one True or False for each row"
+            ) from None
         if given.dtype == bool and given.shape == (len(self),):
             return np.flatnonzero(given)
         if not given.size:
@@ -233,35 +274,46 @@ class ActivationStore:
 
     def _fill(self, targets: Sequence[tuple[str, np.ndarray]], rows: np.ndarray | None = None) -> None:
         """Read these arrays into their targets [row, …]: `rows` in their order, or all of them."""
-        # For each shard: places in it (None: all), and the target row of each.
-        jobs: list[tuple[int, np.ndarray | None, np.ndarray]] = []
+        again = np.empty((2, 0), dtype=np.int64)
         if rows is None:
-            jobs = [(n, None, piece.rows) for n, piece in enumerate(self.pieces)]
+            jobs = [_Job(piece, None, piece.rows) for piece in self.pieces]
         else:
-            shard, place = (home[rows] for home in self._homes)
+            # A row that is asked for twice is read once and copied at the end.
+            single, first, back = np.unique(rows, return_index=True, return_inverse=True)
+            repeated = np.setdiff1d(np.arange(len(rows)), first)
+            again = np.stack([repeated, first[back[repeated]]])
+            shard, place = (home[single] for home in self._homes)
             order = np.lexsort((place, shard))
-            for group in np.split(order, np.flatnonzero(np.diff(shard[order])) + 1):
-                if len(group):
-                    jobs.append((int(shard[group[0]]), place[group], group))
+            groups = np.split(order, np.flatnonzero(np.diff(shard[order])) + 1) if len(order) else []
+            jobs = [_Job(self.pieces[shard[group[0]]], place[group], first[group]) for group in groups]
+        size = max(
+            int(np.prod(self.spec[name][0], dtype=np.int64)) * self.spec[name][1].itemsize for name, _ in targets
+        )
+        tasks = _together(jobs, size)
 
-        def work(own: list[tuple[int, np.ndarray | None, np.ndarray]]) -> None:
+        def work(own: Sequence[Sequence[_Job]]) -> None:
             scratch = Scratch()
-            for n, places, into in own:
-                if places is not None:
-                    places, back = np.unique(places, return_inverse=True)
-                with ShardReader(self.pieces[n], self.spec, scratch) as shard:
+            for task in own:
+                into = np.concatenate([job.into for job in task])
+                start, stop = int(into[0]), int(into[-1]) + 1
+                in_row = stop - start == len(into) and bool((np.diff(into) == 1).all())
+                with ShardReader([(job.piece, job.places) for job in task], self.spec, scratch) as shards:
                     for name, target in targets:
-                        values = shard.read(name, places)
-                        values = unpack(values, self.dtype) if name.startswith("acts/") else values
-                        target[into] = values if places is None else values[back]
+                        if in_row and target.dtype == self.spec[name][1] and target.flags.c_contiguous:
+                            shards.read(name, target[start:stop])
+                        else:
+                            values = shards.read(name)
+                            target[into] = unpack(values, self.dtype) if name.startswith("acts/") else values
 
-        threads = min(_THREADS, len(jobs))
-        if threads < 2 or sum(target.nbytes for _, target in targets) < _LARGE * len(jobs) * len(targets):
-            work(jobs)
-            return
-        with ThreadPoolExecutor(threads, "activation-store") as pool:
-            for _ in pool.map(work, [jobs[n::threads] for n in range(threads)]):
-                pass
+        threads = min(_THREADS, len(tasks)) if sum(target.nbytes for _, target in targets) > _LARGE else 1
+        if threads < 2:
+            work(tasks)
+        else:
+            with ThreadPoolExecutor(threads, "activation-store") as pool:
+                for _ in pool.map(work, [tasks[n::threads] for n in range(threads)]):
+                    pass
+        for _, target in targets:
+            target[again[0]] = target[again[1]]
 
     @cached_property
     def rows(self) -> pd.DataFrame:

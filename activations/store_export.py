@@ -37,6 +37,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from activations import arguments
 from activations.errors import StoreError
 from activations.sites import Where, dataset_path, named
 from activations.store_format import MANIFEST, ROW_COLUMNS, STORAGE, pack, readout_spec
@@ -75,22 +76,7 @@ def export(
     rows: Sequence[int] | np.ndarray | None = None,
 ) -> Path:
     """Write the chosen sites, layers and rows (all, if none are named) to one file, wholly or not at all."""
-    target = Path(path)
-    if format not in FORMATS:
-        raise StoreError(f"unknown export format {format!r}; allowed: {', '.join(FORMATS)}")
-    if target.is_dir():
-        raise StoreError(f"{target} is a directory; give the name of a file, for example {target / 'acts.safetensors'}")
-    if (target.name == MANIFEST or target.match("shard-*.h5")) and (target.parent / MANIFEST).exists():
-        raise StoreError(f"{target} is the name of a store's own file; give another, for example acts.safetensors")
-    wanted = _chosen(store, sites, layers)
-    numbers = np.arange(len(store)) if rows is None else store.row_numbers(rows)
-    if not len(numbers):
-        raise StoreError("no rows to export; name at least one, or leave rows out for all")
-    if format == "transformer_lens":
-        arrays = _lens_arrays(store, wanted, numbers)
-    else:
-        arrays = _plain_arrays(store, wanted, numbers, widen=format == "npz")
-        arrays += _readout_arrays(store, numbers)
+    target, arrays, numbers = _planned(store, path, format, sites, layers, rows)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -106,6 +92,45 @@ def export(
     finally:
         temporary.unlink(missing_ok=True)
     return target
+
+
+def check_export(
+    store: ActivationStore,
+    path: str | os.PathLike[str],
+    format: str = "safetensors",
+    *,
+    sites: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
+    rows: Sequence[int] | np.ndarray | None = None,
+) -> None:
+    """Refuse, without writing anything, what `export` would refuse to begin with: a choice that makes no file."""
+    _planned(store, path, format, sites, layers, rows)
+
+
+def _planned(
+    store: ActivationStore,
+    path: str | os.PathLike[str],
+    format: str,
+    sites: Sequence[str] | None,
+    layers: Sequence[int] | None,
+    rows: Sequence[int] | np.ndarray | None,
+) -> tuple[Path, list[_Array], np.ndarray]:
+    """The file, its arrays, and the rows in it; nothing is read yet."""
+    target = arguments.path("path", path)
+    if format not in FORMATS:
+        raise StoreError(f"unknown export format {format!r}; allowed: {', '.join(FORMATS)}")
+    if target.is_dir():
+        raise StoreError(f"{target} is a directory; give the name of a file, for example {target / 'acts.safetensors'}")
+    if (target.name == MANIFEST or target.match("shard-*.h5")) and (target.parent / MANIFEST).exists():
+        raise StoreError(f"{target} is the name of a store's own file; give another, for example acts.safetensors")
+    wanted = _chosen(store, sites, layers)
+    numbers = np.arange(len(store)) if rows is None else store.row_numbers(rows)
+    if not len(numbers):
+        raise StoreError("no rows to export; name at least one, or leave rows out for all")
+    if format == "transformer_lens":
+        return target, _lens_arrays(store, wanted, numbers), numbers
+    arrays = _plain_arrays(store, wanted, numbers, widen=format == "npz")
+    return target, arrays + _readout_arrays(store, numbers), numbers
 
 
 def activation_cache(
@@ -128,10 +153,12 @@ def activation_cache(
 
 def _chosen(store: ActivationStore, sites: Sequence[str] | None, layers: Sequence[int] | None) -> list[Where]:
     """The arrays asked for; a site may be given in TransformerLens' spelling, with or without a layer."""
+    sites = None if sites is None else [sites] if isinstance(sites, str) else arguments.texts("sites", sites)
+    layers = None if layers is None else arguments.integers("layers", layers)
     for name, value in (("sites", sites), ("layers", layers)):
-        if value is not None and not len(value):
+        if value is not None and not value:
             raise StoreError(f"no {name} to export; name at least one, or leave {name} out for all")
-    given = [named(site) for site in ([sites] if isinstance(sites, str) else store.layers if sites is None else sites)]
+    given = [named(site) for site in (store.layers if sites is None else sites)]
     chosen: dict[Where, None] = {}
     for site, pinned in given:
         asked = layers if pinned is None else (pinned,)

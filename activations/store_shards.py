@@ -18,8 +18,8 @@ A row's checksum: its bytes, filled up with zeros to a multiple of 8, are little
 words 128k to 128k+127 modulo 2^64; with m[k] = b[k] ^ (b[k] >> 32), the checksum is 0x9E3779B97F4A7C15 plus the sum of
 m[k] * w[k] modulo 2^64, where w[k] is ((k+1) * 0x9E3779B97F4A7C15) | 1. A change within one 64-bit word is always found
 (each step can be undone, the weights are odd), and so are lost or foreign sectors but for a chance of 2^-64; not so
-two words of one kilobyte that changed places, which the sha256 is for. It costs a tenth of reading; zlib's crc32 would
-double it.
+two words of one kilobyte that changed places, which the sha256 is for. It costs a quarter of reading from memory, and
+zlib's crc32 would double it.
 
 Constraints. The file is pinned to HDF5 1.10 and holds no time stamps: the same content gives the same bytes.
 """
@@ -30,9 +30,10 @@ import hashlib
 import io
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import h5py
 import numpy as np
@@ -53,12 +54,7 @@ def row_sums(values: np.ndarray) -> np.ndarray:
     if data.shape[1] % 8:
         data = np.pad(data, ((0, 0), (0, -data.shape[1] % 8)))
     words = data.view("<u8")
-    whole, rest = divmod(words.shape[1], _BLOCK)
-    blocks = np.empty((n, whole + (rest > 0)), dtype=np.uint64)
-    if whole:
-        np.add.reduce(words[:, : whole * _BLOCK].reshape(n, whole, _BLOCK), axis=2, out=blocks[:, :whole])
-    if rest:
-        np.add.reduce(words[:, whole * _BLOCK :], axis=1, out=blocks[:, whole])
+    blocks: np.ndarray = np.add.reduceat(words, np.arange(0, words.shape[1], _BLOCK), axis=1)
     blocks ^= blocks >> np.uint64(32)
     weights = (np.arange(1, blocks.shape[1] + 1, dtype=np.uint64) * np.uint64(_GOLDEN)) | np.uint64(1)
     sums: np.ndarray = blocks @ weights + np.uint64(_GOLDEN)
@@ -68,6 +64,7 @@ def row_sums(values: np.ndarray) -> np.ndarray:
 _TITLE = f"pairlens activation shard {FORMAT}\n".encode()
 
 
+@lru_cache(16)
 def _begins(digest: str) -> bytes:
     return _TITLE + f"store {digest}\n".encode()
 
@@ -110,6 +107,17 @@ def compose(arrays: Mapping[str, np.ndarray], digest: str, notes: Mapping[str, M
     sha = hashlib.sha256(table)
     sha.update(image)
     return b"".join((_head(digest, sha.hexdigest()), table, image))
+
+
+def shards_size(spec: Spec, rows: Sequence[int]) -> int:
+    """Bytes of shards with these arrays and numbers of rows, to a few bytes a shard: HDF5's own part is measured."""
+    one = {name: np.zeros((1, *tail), kind) for name, (tail, kind) in spec.items()}
+    notes: dict[str, dict[str, Any]] = {name: {"dtype": "bfloat16"} for name in spec if name.startswith("acts/")}
+    for name in notes:
+        if name.startswith(("acts/z/", "acts/pattern/")):
+            notes[name] |= {"heads": 1, "width": 1}
+    a_row = sum(values.nbytes for values in one.values()) + 8 * len(spec)
+    return (len(compose(one, "0" * 64, notes)) - a_row) * len(rows) + a_row * sum(rows)
 
 
 def _groups(file: Any, names: Iterable[str]) -> None:
@@ -163,90 +171,136 @@ class Scratch:
         return self._memory[:size].view(kind).reshape(shape)
 
 
-class ShardReader:
-    """Reads rows of a shard by their place in it. A context manager; every fault is a StoreError that names the file.
+class _Open:
+    """A shard that is open for reading: where its arrays lie, and which of its rows are wanted (None: all)."""
 
-    With `scratch`, what was read lasts until the next reading into it.
+    __slots__ = ("file", "n", "offsets", "piece", "places")
+
+    def __init__(self, piece: Piece, places: np.ndarray | None, n_arrays: int) -> None:
+        self.piece, self.places, self.n = piece, places, len(piece.rows if places is None else places)
+        try:
+            self.file = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as e:
+            raise damaged(piece, "it is missing" if isinstance(e, FileNotFoundError) else one_line(e)) from e
+        try:
+            head = self.bytes(0, HEAD + 8 * (1 + n_arrays))
+            if not head.startswith(_begins(piece.digest)):
+                other = f"it does not belong to the manifest's digest {piece.digest[:12]}"
+                raise damaged(piece, other if head.startswith(_TITLE) else "it is no shard of this program's")
+            self.offsets: tuple[int, ...] = struct.unpack_from(f"<{1 + n_arrays}Q", head, HEAD)
+            rows = piece.rows - piece.first_row if piece.first_row else piece.rows
+            if self.bytes(self.offsets[1], 8 * len(rows)) != rows.astype("<i8", copy=False).tobytes():
+                raise damaged(piece, "it holds other rows")
+        except BaseException:
+            os.close(self.file)
+            raise
+
+    def bytes(self, start: int, size: int) -> bytes:
+        try:
+            data = os.pread(self.file, size, start)
+        except (OSError, OverflowError) as e:
+            raise damaged(self.piece, one_line(e)) from e
+        if len(data) == size:
+            return data
+        rest = bytearray(size - len(data))  # rare: a signal, or a shard that is cut off
+        self.into(memoryview(rest), start + len(data))
+        return data + rest
+
+    def into(self, target: memoryview, start: int) -> None:
+        done = 0
+        try:
+            while done < len(target):
+                got = os.preadv(self.file, [target[done:]], start + done)
+                if not got:
+                    raise damaged(self.piece, "it is cut off")
+                done += got
+        except (OSError, OverflowError) as e:
+            raise damaged(self.piece, one_line(e)) from e
+
+    def fill(self, target: memoryview, start: int, size: int) -> None:
+        """Read the rows wanted of an array that starts at `start` and has rows of `size` bytes."""
+        if self.places is None:
+            self.into(target, start)
+        elif len(self.places):
+            cuts = np.flatnonzero(np.diff(self.places) != 1) + 1
+            for run in np.split(np.arange(len(self.places)), cuts):
+                self.into(target[run[0] * size : (run[-1] + 1) * size], start + int(self.places[run[0]]) * size)
+
+    def sums(self, array: int) -> np.ndarray:
+        """The checksums of the rows wanted of an array, which is given by its place in the spec."""
+        size = 8 * len(self.piece.rows)
+        stored = np.frombuffer(self.bytes(self.offsets[0] + array * size, size), "<u8")
+        return stored if self.places is None else stored[self.places]
+
+
+class ShardReader:
+    """Reads rows of one shard or of several at once. A context manager; every fault is a StoreError that names the file.
+
+    Small shards are read fastest some at a time: what Python does for an array is then done once for all of them. With
+    `scratch`, what was read lasts until the next reading into it.
     """
 
-    def __init__(self, piece: Piece, spec: Spec, scratch: Scratch | None = None) -> None:
-        self._piece, self._spec, self._n = piece, spec, len(piece.rows)
+    def __init__(
+        self,
+        wanted: Sequence[tuple[Piece, np.ndarray | None]],
+        spec: Spec,
+        scratch: Scratch | None = None,
+    ) -> None:
+        """`wanted` holds each shard with the places (increasing) of the rows to read in it, None for all."""
+        self._wanted, self._spec = wanted, spec
         self._new: Callable[..., np.ndarray] = np.empty if scratch is None else scratch.take
+        self._number = {name: n for n, name in enumerate(spec)}
+        self._open: list[_Open] = []
 
     def __enter__(self) -> ShardReader:
         try:
-            self._file = os.open(self._piece.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as e:
-            raise damaged(self._piece, "it is missing" if isinstance(e, FileNotFoundError) else one_line(e)) from e
-        try:
-            head = self._bytes(0, HEAD + 8 * (1 + len(self._spec)))
-            if not head.startswith(_begins(self._piece.digest)):
-                known = head.startswith(_TITLE)
-                other = f"it does not belong to the manifest's digest {self._piece.digest[:12]}"
-                raise damaged(self._piece, other if known else "it is no shard of this program's")
-            sums, *offsets = struct.unpack_from(f"<{1 + len(self._spec)}Q", head, HEAD)
-            sizes = range(sums, sums + 8 * self._n * len(self._spec), 8 * self._n)
-            self._where = dict(zip(self._spec, zip(offsets, sizes, strict=True), strict=True))
-            if (
-                self._bytes(offsets[0], 8 * self._n)
-                != (self._piece.rows - self._piece.first_row).astype("<i8").tobytes()
-            ):
-                raise damaged(self._piece, "it holds other rows")
+            for piece, places in self._wanted:
+                self._open.append(_Open(piece, places, len(self._spec)))
         except BaseException:
-            os.close(self._file)
+            self._close()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._file)
+        self._close()
 
-    def read(self, name: str, places: np.ndarray | None = None) -> np.ndarray:
-        """The rows at these places (increasing; None for all) of an array, as stored, each with its checksum checked."""
-        values = self._read(name, places)
-        if len(values):
-            sums = np.frombuffer(self._bytes(self._where[name][1], 8 * self._n), "<u8")
-            wrong = row_sums(values) != (sums if places is None else sums[places])
-            if wrong.any():
-                row = int(np.argmax(wrong)) if places is None else int(places[np.argmax(wrong)])
-                raise damaged(self._piece, f"{name} of its row {row} does not fit the checksum")
-        return values
+    def _close(self) -> None:
+        while self._open:
+            os.close(self._open.pop().file)
 
-    def _read(self, name: str, places: np.ndarray | None) -> np.ndarray:
-        tail, kind = self._spec[name]
-        values = self._new((self._n if places is None else len(places), *tail), kind)
+    def read(self, name: str, out: np.ndarray | None = None) -> np.ndarray:
+        """The rows wanted of an array, as stored, shard after shard, each with its checksum checked.
+
+        `out` is contiguous memory of this shape and type to read them into.
+        """
+        (tail, kind), number = self._spec[name], self._number[name]
+        values = self._new((sum(shard.n for shard in self._open), *tail), kind) if out is None else out
         size = kind.itemsize * int(np.prod(tail, dtype=np.int64))
         flat = values.reshape(-1).view(np.uint8).data
-        start = self._where[name][0]
-        if places is None:
-            self._into(flat, start)
-        elif len(places):
-            cuts = np.flatnonzero(np.diff(places) != 1) + 1
-            for run in np.split(np.arange(len(places)), cuts):
-                self._into(flat[run[0] * size : (run[-1] + 1) * size], start + int(places[run[0]]) * size)
+        at = 0
+        for shard in self._open:
+            shard.fill(flat[at : at + shard.n * size], shard.offsets[1 + number], size)
+            at += shard.n * size
+        if len(values):
+            wrong = row_sums(values) != np.concatenate([shard.sums(number) for shard in self._open])
+            if wrong.any():
+                self._name_damage(name, int(np.argmax(wrong)))
         return values
 
-    def _bytes(self, start: int, size: int) -> bytearray:
-        data = bytearray(size)
-        self._into(memoryview(data), start)
-        return data
-
-    def _into(self, target: memoryview, start: int) -> None:
-        done = 0
-        try:
-            while done < len(target):
-                got = os.preadv(self._file, [target[done:]], start + done)
-                if not got:
-                    raise damaged(self._piece, "it is cut off")
-                done += got
-        except (OSError, OverflowError) as e:
-            raise damaged(self._piece, one_line(e)) from e
+    def _name_damage(self, name: str, row: int) -> NoReturn:
+        for shard in self._open:
+            if row < shard.n:
+                place = row if shard.places is None else int(shard.places[row])
+                raise damaged(shard.piece, f"{name} of its row {place} does not fit the checksum")
+            row -= shard.n
+        raise IndexError(row)
 
 
 def check_bytes(piece: Piece, spec: Spec) -> None:
     """Read every byte of a shard: it is the file that was written, byte for byte, and holds the rows it should."""
-    with ShardReader(piece, spec):
+    with ShardReader([(piece, None)], spec):
         pass
     try:
         with open(piece.path, "rb") as file:
@@ -261,7 +315,7 @@ def check_bytes(piece: Piece, spec: Spec) -> None:
 def check_values(piece: Piece, spec: Spec, dtype: str) -> None:
     """Read a shard through plain HDF5 and through our offsets: shapes, types, checksums, equal and finite values."""
     try:
-        with h5py.File(piece.path, "r", locking=False) as file, ShardReader(piece, spec) as reader:
+        with h5py.File(piece.path, "r", locking=False) as file, ShardReader([(piece, None)], spec) as reader:
             if file.attrs.get("digest") != piece.digest.encode():
                 raise damaged(piece, f"it does not belong to the manifest's digest {piece.digest[:12]}")
             for name, (tail, kind) in spec.items():

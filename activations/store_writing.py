@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from activations import arguments
 from activations.errors import StoreError
 from activations.sites import Where, by_site, dataset_path, spans
 from activations.store_format import (
@@ -51,6 +52,8 @@ from activations.store_format import (
 )
 from activations.store_shards import check_bytes, compose
 
+TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
+"""What the operating system says where another process holds a lock."""
 _WRITERS: weakref.WeakValueDictionary[str, StoreWriter] = weakref.WeakValueDictionary()
 
 
@@ -75,9 +78,9 @@ class StoreWriter:
         labels: Sequence[str] | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        if dtype not in STORAGE:
+        if not isinstance(dtype, str) or dtype not in STORAGE:
             raise StoreError(f"unknown storage dtype {dtype!r}; allowed: {', '.join(STORAGE)}")
-        self.directory, self.dtype = Path(directory), dtype
+        self.directory, self.dtype = arguments.path("directory", directory), dtype
         self.shards = tuple(tuple(int(row) for row in shard) for shard in shards)
         rows = {"label": [ANSWER_LABEL] * len(rows["key"]), **rows}
         columns = {name: list(rows[name]) for name in ROW_COLUMNS}
@@ -162,7 +165,7 @@ class StoreWriter:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:
-                if e.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                if e.errno in TAKEN:
                     raise StoreError(
                         f"another process is writing into {self.directory}; wait for it, "
                         "or capture into another directory and merge the two"
@@ -254,10 +257,13 @@ def _check_range(values: np.ndarray, rows: Sequence[int], where: str, dtype: str
         raise StoreError(f"{over}; capture with dtype bfloat16 or float32")
 
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def write_failed(path: Path, e: OSError) -> StoreError:
     """The error for a file that could not be written."""
     reason = e.strerror or str(e)
-    if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if e.errno in NO_SPACE:
         return StoreError(
             f"no space left while writing {path} ({reason}); free some and run the same command again: it resumes"
         )

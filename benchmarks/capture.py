@@ -282,7 +282,8 @@ def reading(rounds: int) -> Row:
     """One layer of 10,000 rows out of a store with several, over `numpy.fromfile` of the same bytes; both from cache."""
     n, width, each = 10_000, 2048, 64  # shards as a plan of 8192 tokens cuts prompts of 128
     rng = np.random.default_rng(0)
-    shards = [list(range(start, min(start + each, n))) for start in range(0, n, each)]
+    order = np.random.default_rng(1).permutation(n)  # batches sorted by length scatter the rows
+    shards = [np.sort(order[start : start + each]).tolist() for start in range(0, n, each)]
     columns: dict[str, list[Any]] = {
         "key": [str(i) for i in range(n)], "presentation": [""] * n, "label": ["answer"] * n,
         "position": [7] * n, "n_tokens": [8] * n,

@@ -43,6 +43,9 @@ class CaptureConfig(Asking):
     sites: tuple[str, ...] = Field(("resid_post",), description="sites, or TransformerLens names")
     layers: tuple[int, ...] | None = Field(None, description="layers, counted from the end if negative; default all")
     positions: tuple[str, ...] = Field(("answer",), description="answer, spans (alone, /mean, /all), token numbers")
+    pattern_keys: int | None = Field(
+        None, ge=1, description="width of pattern rows in keys; default the longest prompt"
+    )
     store_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="activations are kept as")
     backend: Literal["hf", "transformer_lens", "nnsight"] = Field("hf", description="library that runs the network")
 
@@ -91,6 +94,7 @@ def capture_family(config: CaptureConfig, directory: Path, reporter: Reporter, *
             positions=config.positions,
             dtype=config.store_dtype,
             batch_tokens=config.batch_tokens,
+            pattern_keys=config.pattern_keys,
         )
     except StoreError as error:  # what a plan refuses is a value that the user gave
         raise UsageError(str(error)) from None
@@ -118,6 +122,10 @@ def capture_family(config: CaptureConfig, directory: Path, reporter: Reporter, *
     index = [(row.matched.instance.key, row.presentation.kind) for row in asked]
     reasoning = any(setting.params.get("prompt") == "reasoning" for setting in grid)
     answers = None if family.answers is None or reasoning else answer_tokens(model, family.answers)
+    try:
+        plan.places(model, prompts)
+    except StoreError as error:  # and what this model does not have, likewise
+        raise UsageError(str(error)) from None
     with model.use(None if arm == BASE else arm):
         about = "" if config.backend != "hf" else f", {_about(_seconds(model, prompts, plan))}"
         reporter.say(f"{plan.describe(model, prompts, conversations, index)} -> {directory}{about}")

@@ -5,6 +5,10 @@ Flags are configuration keys; each can also come from the environment as ``PROBE
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +57,53 @@ def integer(name: str, text: str | None, *, default: int, least: int = 0) -> int
     if not text.removeprefix("-").isdecimal() or int(text) < least:
         raise UsageError(f"{name} is {text!r}: give an integer of at least {least}")
     return int(text)
+
+
+def place(name: str, text: str) -> Path:
+    """The path that a flag or argument gives. Text until here, because an empty path would be the current directory.
+
+    Raises:
+        UsageError: it is empty.
+    """
+    if not text.strip():
+        raise UsageError(f"{name} is empty: give a path, or . for the current directory")
+    return Path(text)
+
+
+def libraries(text: str | None) -> tuple[str, ...]:
+    """The libraries that ``--backends`` names.
+
+    Raises:
+        UsageError: there is no such library.
+    """
+    from activations.backends import named
+    from activations.errors import ModelError
+
+    try:
+        return () if text is None else named(text)
+    except ModelError as error:
+        raise UsageError(str(error)) from None
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Within the block SIGTERM, which schedulers send, ends like Ctrl-C: what is stored stays whole and is said to.
+
+    A second one ends the process at once.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # where Python lets nobody set a handler
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def default_name(model: str, adapters: tuple[str, ...]) -> str:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from experiments.cli.app import Adapter, Device, Dtype, Family, Json, Limit, Model, Seed, Set, Split, app, flag
+from experiments.cli.app import (
+    Adapter,
+    Device,
+    Dtype,
+    Family,
+    Json,
+    Limit,
+    Model,
+    Seed,
+    Set,
+    Split,
+    app,
+    flag,
+    place,
+    terminable,
+)
 
 
 @app.command()
 def capture(
-    out: Annotated[Path, flag("out", "Directory of the store; the same command resumes it.", "-o")],
+    out: Annotated[str, flag("out", "Directory of the store; the same command resumes it.", "-o")],
     config: Annotated[str | None, typer.Argument(help="YAML file with the same keys as the flags.")] = None,
     model: Model = None,
     adapter: Adapter = None,
@@ -28,6 +42,9 @@ def capture(
     positions: Annotated[
         str | None,
         flag("positions", "answer, query, premise:17/mean, name:Ann/all, index:5 or -1; commas for several."),
+    ] = None,
+    pattern_keys: Annotated[
+        str | None, flag("pattern-keys", "Width of pattern rows in keys; the longest prompt's if not given.")
     ] = None,
     dtype_store: Annotated[str | None, flag("dtype-store", "float32, bfloat16 or float16.")] = None,
     backend: Annotated[str | None, flag("backend", "hf, transformer_lens or nnsight.")] = None,
@@ -48,15 +65,17 @@ def capture(
 
     flags = {"model": model, "adapter": tuple(adapter) if adapter else None, "arm": arm, "family": family,
              "limit": limit, "sites": words(sites), "layers": layer_numbers(layers), "positions": words(positions),
-             "store_dtype": dtype_store, "backend": backend, "batch_tokens": batch_tokens, "seed": seed,
-             "split": split, "device": device, "dtype": dtype, "any_base": any_base or None}  # fmt: skip
+             "pattern_keys": pattern_keys, "store_dtype": dtype_store, "backend": backend, "batch_tokens": batch_tokens,
+             "seed": seed, "split": split, "device": device, "dtype": dtype, "any_base": any_base or None}  # fmt: skip
+    target = place("out", out)
     loaded = load_as(CaptureConfig, config, set_ or [], flags)
     named = bool(adapter) or loaded.adapter not in ((), ("builtin",))
-    store = capture_family(loaded, out, Reporter(quiet=json_), chosen=named)
-    stored = sum(path.stat().st_size for path in out.glob("shard-*.h5"))
+    with terminable():
+        store = capture_family(loaded, target, Reporter(quiet=json_), chosen=named)
+    stored = sum(path.stat().st_size for path in target.glob("shard-*.h5"))
     if json_:
         layers_of = {site: list(numbers) for site, numbers in store.layers.items()}
-        found = {"store": str(out), "rows": len(store), "layers": layers_of, "dtype": store.dtype, "bytes": stored}
+        found = {"store": str(target), "rows": len(store), "layers": layers_of, "dtype": store.dtype, "bytes": stored}
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     else:
-        sys.stdout.write(f"{len(store):,} rows, {stored / 2**20:,.1f} MiB in {out}\n")
+        sys.stdout.write(f"{len(store):,} rows, {stored / 2**20:,.1f} MiB in {target}\n")

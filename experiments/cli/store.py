@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from experiments.cli.app import Json, app, flag
+from experiments.cli.app import Json, app, flag, place, terminable
 from experiments.errors import RunError, UsageError
 
 store = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into, check, merge and export stores.")
 app.add_typer(store, name="store")
 
-Directory = Annotated[Path, typer.Argument(help="Directory of an activation store.", show_default=False)]
+Directory = Annotated[str, typer.Argument(help="Directory of an activation store.", show_default=False)]
 
 
 @store.command()
@@ -25,7 +24,7 @@ def info(directory: Directory, json_: Json = False) -> None:
 
     from activations.store_checking import info as describe
 
-    found = describe(directory)
+    found = describe(place("directory", directory))
     if json_:
         sys.stdout.write(json.dumps(asdict(found), indent=1) + "\n")
     else:
@@ -39,7 +38,7 @@ def verify(directory: Directory, json_: Json = False) -> None:
 
     from activations.store_checking import verify as faults_of
 
-    faults = faults_of(directory)
+    faults = faults_of(place("directory", directory))
     if json_:
         sys.stdout.write(json.dumps({"store": str(directory), "faults": faults}, indent=1) + "\n")
     else:
@@ -53,8 +52,8 @@ def verify(directory: Directory, json_: Json = False) -> None:
 
 @store.command()
 def merge(
-    parts: Annotated[list[Path], typer.Argument(help="Stores of one model and plan, with different prompts.")],
-    out: Annotated[Path, flag("out", "Directory of the merged store.", "-o")],
+    parts: Annotated[list[str], typer.Argument(help="Stores of one model and plan, with different prompts.")],
+    out: Annotated[str, flag("out", "Directory of the merged store.", "-o")],
     json_: Json = False,
 ) -> None:
     """Put stores that several processes captured together, rows in the order of the parts."""
@@ -62,7 +61,10 @@ def merge(
 
     from activations.store_merging import merge as put_together
 
-    merged = put_together(parts, out)
+    if len(parts) < 2:
+        raise UsageError(f"{len(parts)} stores to merge: give at least two")
+    with terminable():
+        merged = put_together([place("a part", part) for part in parts], place("out", out))
     if json_:
         sys.stdout.write(json.dumps({"store": str(out), "rows": len(merged), "parts": len(parts)}, indent=1) + "\n")
     else:
@@ -72,7 +74,7 @@ def merge(
 @store.command()
 def export(
     directory: Directory,
-    out: Annotated[Path, flag("out", "File to write.", "-o")],
+    out: Annotated[str, flag("out", "File to write.", "-o")],
     format_: Annotated[str, typer.Option("--format", help="safetensors, npz or transformer_lens.")] = "safetensors",
     sites: Annotated[str | None, flag("sites", "resid_post,z or TransformerLens names; all if not given.")] = None,
     layers: Annotated[str | None, flag("layers", "0-3,8 or -1; all if not given.")] = None,
@@ -84,16 +86,24 @@ def export(
     """Write one file that other programs read: safetensors, npz, or the arrays of a TransformerLens ActivationCache."""
     import json
 
+    from activations.errors import StoreError
     from activations.store import ActivationStore
+    from activations.store_export import check_export
     from experiments.capture import layer_numbers, words
 
-    opened = ActivationStore.open(directory)
+    target = place("out", out)
+    opened = ActivationStore.open(place("directory", directory))
     chosen = {"key": words(key), "presentation": words(presentation), "label": words(label)}
-    arrays = {"sites": words(sites), "layers": layer_numbers(layers)}
-    if empty := [name for name, value in {**chosen, **arrays}.items() if value == ()]:
+    named, numbers = words(sites), layer_numbers(layers)
+    if empty := [name for name, value in {**chosen, "sites": named, "layers": numbers}.items() if value == ()]:
         raise UsageError(f"{empty[0]} is empty: name one, or leave the flag out for all")
-    rows = opened.select(**chosen) if any(chosen.values()) else None
-    path = opened.export(out, format_, **arrays, rows=rows)
+    try:
+        rows = opened.select(**chosen) if any(chosen.values()) else None
+        check_export(opened, target, format_, sites=named, layers=numbers, rows=rows)
+    except StoreError as error:  # what makes no file is a value that the user gave; what comes later is not
+        raise UsageError(str(error)) from None
+    with terminable():
+        path = opened.export(target, format_, sites=named, layers=numbers, rows=rows)
     size, n_rows = path.stat().st_size, len(opened) if rows is None else len(rows)
     if json_:
         said = {"file": str(path), "format": format_, "rows": n_rows, "bytes": size}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -164,3 +166,53 @@ def test_the_command_itself(tmp_path: Path) -> None:
     assert found["layers"] == {"pattern": [1], "z": [0]}
     assert found["dtype"] == "bfloat16"
     assert found["rows"] > 8
+
+
+def test_an_empty_directory_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from experiments.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    error = CliRunner().invoke(app, ["capture", "--out", ""]).exception
+    assert isinstance(error, UsageError)
+    assert str(error) == "out is empty: give a path, or . for the current directory"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"sites": ("embed",), "layers": (2,)}, r"layers is \[2\] and embed is the input of layer 0 alone"),
+        ({"layers": (40,)}, "no layer 40 in builtin; it has layers 0 to 3"),
+        ({"pattern_keys": 50}, "pattern_keys is 50 and the plan has no pattern"),
+        ({"sites": ("pattern",), "pattern_keys": 3}, r"pattern_keys is 3 and the longest prompt has \d+ tokens"),
+    ],
+)
+def test_what_the_model_or_the_prompts_lack_is_a_usage_error(tmp_path: Path, flags: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        captured(tmp_path / "s", **flags)
+    assert not (tmp_path / "s").exists()
+
+
+def test_sigterm_ends_like_an_interrupt_and_the_same_command_resumes(tmp_path: Path) -> None:
+    probe = [sys.executable, "-c", "from experiments.cli import main; main()", "capture"]
+    run = [*probe, "--set", "n=8", "--limit", "400", "--set", "batch_tokens=64", "--out", str(tmp_path / "s")]
+    with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        deadline = time.monotonic() + 120
+        while len(list((tmp_path / "s").glob("shard-*.h5"))) < 3 and time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == "probe: interrupted: the same command goes on from here"
+    stored = {path.name: path.stat().st_ino for path in (tmp_path / "s").glob("shard-*.h5")}
+    total = len(json.loads((tmp_path / "s/manifest.json").read_text())["shards"])
+    assert 3 <= len(stored) < total
+    assert not list((tmp_path / "s").glob(".*"))  # nothing half written
+    result = subprocess.run(run, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    after = {path.name: path.stat().st_ino for path in (tmp_path / "s").glob("shard-*.h5")}
+    assert len(after) == total
+    assert stored.items() <= after.items()  # what was there was not made again

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import activations.checks
 from activations.checks import Check
 from experiments.cli import app
+from experiments.errors import UsageError
 
 pytest.importorskip("nnsight", reason="the command compares with this library")
 
@@ -17,7 +18,7 @@ pytest.importorskip("nnsight", reason="the command compares with this library")
 def probe(*words: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, list(words))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
-        return 1, str(result.exception)
+        return 2 if isinstance(result.exception, UsageError) else 1, str(result.exception)
     return result.exit_code, result.stdout
 
 
@@ -56,5 +57,5 @@ def test_what_cannot_be_compared_has_no_number_and_a_reason(monkeypatch: pytest.
 @pytest.mark.parametrize("asked", ["pyvene", "", "all,nnsight"])
 def test_an_unknown_library_is_named_before_anything_loads(asked: str) -> None:
     code, message = probe("check", "no-such-model", "--backends", asked)
-    assert code == 1
+    assert code == 2
     assert message == f"backends are {asked!r}; give all, or one or more of hf, transformer_lens, nnsight with commas"

@@ -132,14 +132,58 @@ def test_export(tmp_path: Path, format: str) -> None:
 def test_export_refusals(tmp_path: Path) -> None:
     folder = made(tmp_path / "s")
     for arguments, kind, words in (
-        (("--label", "query"), StoreError, "has label 'query'; it has 'answer', 'premise:3'"),
+        (("--label", "query"), UsageError, "has label 'query'; it has 'answer', 'premise:3'"),
         (("--label", ","), UsageError, "label is empty: name one, or leave the flag out for all"),
         (("--sites", ""), UsageError, "sites is empty"),
         (("--layers", ","), UsageError, "layers is empty"),
-        (("--format", "pt"), StoreError, "unknown export format 'pt'; allowed: safetensors, npz, transformer_lens"),
-        (("--sites", "mlp_out"), StoreError, "no mlp_out layer 0 in"),
+        (("--format", "pt"), UsageError, "unknown export format 'pt'; allowed: safetensors, npz, transformer_lens"),
+        (("--sites", "mlp_out"), UsageError, "no mlp_out layer 0 in"),
     ):
         _, _, error = run("export", folder, "--out", tmp_path / "file", *arguments)
         assert isinstance(error, kind)
         assert words in str(error)
     assert not (tmp_path / "file").exists()
+    assert isinstance(run("export", folder, "--out", tmp_path)[2], UsageError)
+    # A fault of the store is no fault of the command.
+    shard = folder / "shard-00001.h5"
+    shard.write_bytes(shard.read_bytes()[:-40])
+    assert isinstance(run("export", folder, "--out", tmp_path / "file")[2], StoreError)
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_path_is_not_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty: str
+) -> None:
+    folder = made(tmp_path / "s")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for words in (
+        ("export", folder, "--out", empty),
+        ("merge", folder, folder, "--out", empty),
+        ("merge", folder, empty, "--out", "x"),
+        ("info", empty),
+        ("verify", empty),
+        ("export", empty, "--out", "x"),
+    ):
+        error = run(*words)[2]
+        assert isinstance(error, UsageError), words
+        assert "is empty: give a path" in str(error)
+    assert not list((tmp_path / "here").iterdir())
+
+
+def test_usage_has_its_own_exit_code(tmp_path: Path) -> None:
+    """In a process, where the errors become codes: 2 for what the user gave, 1 for what the store is."""
+    folder = made(tmp_path / "s")
+    for words, code in (
+        (["store", "export", folder, "--format", "pt", "--out", "x"], 2),
+        (["store", "merge", folder, "--out", "x"], 2),
+        (["capture", "--out", ""], 2),
+        (["store", "info", tmp_path], 1),
+    ):
+        command = [sys.executable, "-c", "from experiments.cli import main; main()", *map(str, words)]
+        result = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path
+        )
+        assert result.returncode == code, (words, result.stderr)
+        assert result.stderr.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s"]
