@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -162,17 +162,50 @@ class Model:
         model), also in half precision. Rows and vocabulary are cut into pieces, so memory stays bounded for any number
         of rows; only the wanted tokens, the log-sum-exp and the best token are kept.
         """
-        if resid.ndim != 2 or resid.shape[-1] != self.d_model:
-            raise ModelError(f"unembed takes [row, {self.d_model}], not {list(resid.shape)}; select positions first")
+        self._check_rows(resid, "unembed")
         parts = [self._unembed(rows, answers) for rows in torch.split(resid, _ROWS)]
         return Readout.join(parts)
 
     @torch.inference_mode()
+    def unembed_ranked(self, resid: Tensor, answers: AnswerTokens) -> tuple[Readout, Tensor]:
+        """:meth:`unembed`, with the rank of each label among the whole vocabulary, ``[row, label]``, in the same pass.
+
+        A label ranks where its best variant does: 1 plus the tokens, other than its own variants, with a larger logit.
+        """
+        self._check_rows(resid, "unembed_ranked")
+        parts, ranks = [], []
+        for rows in torch.split(resid, _ROWS):
+            seen = self.logits_of(rows, torch.tensor([token for variants in answers.ids for token in variants]))
+            best = torch.stack([part.amax(-1) for part in torch.split(seen, [*map(len, answers.ids)], dim=-1)], dim=-1)
+            above = torch.zeros_like(best, dtype=torch.long)
+            parts.append(self._unembed(rows, answers, (best, above)))
+            ranks.append(1 + above)
+        return Readout.join(parts), torch.cat(ranks)
+
+    @torch.inference_mode()
     def logits(self, resid: Tensor) -> Tensor:
         """The same for whole logit rows ``[row, d_vocab]``: for checks and small tables."""
-        return torch.cat([piece for _, piece in self._pieces(resid)], dim=-1)
+        return self.logits_of(resid)
 
-    def _unembed(self, resid: Tensor, answers: AnswerTokens) -> Readout:
+    def logits_of(self, resid: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Logits ``[row, token]`` as a differentiable function of ``resid``; of all tokens, or of these ids in this order.
+
+        The model's weights stand still: gradients reach ``resid`` only. The caller cuts rows, since a row of a large
+        vocabulary is a megabyte and a graph keeps several.
+        """
+        self._check_rows(resid, "logits_of")
+        wide, head = self._wide(), self.module(self.structure.head)
+        if tokens is None:
+            return torch.cat([piece for _, piece in self._pieces(resid)], dim=-1)
+        chosen = tokens.to(self._head_weight().device)
+        if not _is_plain(head):
+            return torch.cat([piece for _, piece in self._pieces(resid)], dim=-1)[:, chosen]
+        bias = None if head.bias is None else head.bias[chosen].detach().to(wide)
+        made = nn.functional.linear(self._normed(resid), head.weight[chosen].detach().to(wide), bias)
+        return apply_scale(made, self.structure.logit_scale, self.structure.softcap)
+
+    def _unembed(self, resid: Tensor, answers: AnswerTokens, ranking: tuple[Tensor, Tensor] | None = None) -> Readout:
+        """Scores of the rows; ``ranking`` (best logit of each label, tokens above it so far) is counted up in place."""
         place, wide = self._head_weight().device, self._wide()
         wanted = torch.tensor([token for variants in answers.ids for token in variants], device=place)
         columns = torch.zeros(len(resid), len(wanted), device=place, dtype=wide)
@@ -187,6 +220,8 @@ class Model:
             else:
                 top = torch.where(value > best, index + start, top)
                 best = torch.maximum(value, best)
+            if ranking is not None:
+                _count_above(piece, start, answers, *ranking)
         if top is None:
             raise ModelError("the unembedding is empty")
         scores = [
@@ -196,17 +231,24 @@ class Model:
 
     def _pieces(self, resid: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(first token id, logits of a run of token ids), at full precision."""
-        wide = self._wide()
-        normed = _widened(self.module(self.structure.final_norm), resid.to(self._head_weight().device, wide))
+        wide, normed = self._wide(), self._normed(resid)
         head = self.module(self.structure.head)
         scale, softcap = self.structure.logit_scale, self.structure.softcap
-        if not isinstance(head, nn.Linear) or head.weight.dtype not in _PLAIN:  # under an adapter, or quantised
+        if not _is_plain(head):
             yield 0, apply_scale(head(normed.to(self.dtype)).to(wide), scale, softcap)
             return
         for start in range(0, head.weight.shape[0], _COLUMNS):
             rows = slice(start, start + _COLUMNS)
-            bias = None if head.bias is None else head.bias[rows].to(wide)
-            yield start, apply_scale(nn.functional.linear(normed, head.weight[rows].to(wide), bias), scale, softcap)
+            weight = head.weight[rows].detach().to(wide)
+            bias = None if head.bias is None else head.bias[rows].detach().to(wide)
+            yield start, apply_scale(nn.functional.linear(normed, weight, bias), scale, softcap)
+
+    def _normed(self, resid: Tensor) -> Tensor:
+        return _widened(self.module(self.structure.final_norm), resid.to(self._head_weight().device, self._wide()))
+
+    def _check_rows(self, resid: Tensor, caller: str) -> None:
+        if resid.ndim != 2 or resid.shape[-1] != self.d_model:
+            raise ModelError(f"{caller} takes [row, {self.d_model}], not {list(resid.shape)}; select positions first")
 
     def _wide(self) -> torch.dtype:
         return torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -220,10 +262,27 @@ def _is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 
+def _is_plain(head: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether the unembedding is nothing but its weight; an adapter or quantised weights make it more."""
+    return isinstance(head, nn.Linear) and head.weight.dtype in _PLAIN
+
+
+def _count_above(piece: Tensor, start: int, answers: AnswerTokens, best: Tensor, above: Tensor) -> None:
+    """Add to ``above`` ``[row, label]`` the tokens of a piece with a larger logit than the label's best variant."""
+    for label, variants in enumerate(answers.ids):
+        greater = piece > best[:, label, None]
+        # The label's own tokens never stand above it, also where two ways to multiply round its logit differently.
+        greater[:, [token - start for token in variants if 0 <= token - start < piece.shape[-1]]] = False
+        above[:, label] += greater.sum(-1)
+
+
 def _widened(module: nn.Module, value: Tensor) -> Tensor:
     """Call a small module with its parameters in the precision of ``value``, the module itself untouched."""
     state = dict(module.named_parameters()) | dict(module.named_buffers())
-    widened = {name: tensor.to(value.dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+    widened = {
+        name: tensor.detach().to(value.dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in state.items()
+    }
     result: Tensor = torch.func.functional_call(module, widened, (value,))
     return result
 

@@ -2,7 +2,8 @@
 
 ``probe run`` captures what its tables need. Whoever wants other sites, layers or positions writes them here: the same
 items, from the same parameters and seed, with the instance key and the presentation as row index, so that a row can be
-joined with the tables of any run on these items. Spans are those that the family itself marks in its text.
+joined with the tables of any run on these items; the items themselves are kept in the same directory. Spans are those
+that the family itself marks in its text.
 
 The plan is said before the first pass, with its size and, from one timed batch, about how long it takes. The same
 command again goes on where it stopped; another plan, model, adapter or set of prompts is refused by the store.
@@ -22,6 +23,7 @@ from pydantic import Field
 from experiments.config import Asking, settings
 from experiments.errors import RunError, UsageError
 from experiments.items import Item, Row, rows
+from experiments.store_items import ITEMS, write_items
 
 if TYPE_CHECKING:
     from activations.capturing import Plan
@@ -137,7 +139,7 @@ def capture_family(config: CaptureConfig, directory: Path, reporter: Reporter, *
                 done(total - stored)
                 stored = total
 
-            return capture(
+            store = capture(
                 model,
                 prompts,
                 plan,
@@ -148,6 +150,9 @@ def capture_family(config: CaptureConfig, directory: Path, reporter: Reporter, *
                 backend=config.backend,
                 progress=advance,
             )
+    # After the store, which has refused by now what is not its own; `probe fit` finds labels for its rows there.
+    write_items(directory / ITEMS, asked, version=family.version)
+    return store
 
 
 def _about(seconds: float) -> str:

@@ -18,17 +18,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from experiments import recipes
 from experiments.errors import UsageError
 from tasks.contracts import Family
 from tasks.parsing import PARSER_VERSION
 
 FORMAT = 1
+FOLDS, SPLITS = 5, 5
 
 
 class Section(BaseModel):
@@ -47,13 +49,77 @@ class Section(BaseModel):
 
 
 class ProbeSettings(Section):
-    """Linear probes."""
+    """Linear probes. Keys whose default depends on another are None where they don't apply, see ``check_probe``."""
 
-    folds: int = Field(5, ge=2, le=20, description="folds, grouped by instance")
+    member: Literal["logistic", "ridge", "mean_difference"] = Field("logistic", description="kind of probe")
+    penalty: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+        None, description="inverse L2 strength (scikit-learn's C); of several, inner folds choose"
+    )
+    inner_folds: int | None = Field(
+        None, ge=2, le=20, description="folds that choose the penalty; the other folds in turn if not given"
+    )
+    target: tuple[Literal["gold", "answer", "correct", "presentation"], ...] = Field(
+        ("gold",), description="what probes are trained to read, beside gold, which the link needs"
+    )
+    held_out: str | None = Field(
+        None, min_length=1, description="swept parameter, or template, whose values folds hold out whole"
+    )
+    folds: int | None = Field(None, ge=2, le=20, description=f"folds, grouped by instance; {FOLDS} if not given")
+    splits: int | None = Field(
+        None, ge=1, le=100, description=f"ways of dealing the folds that vote on each failure; {SPLITS} if not given"
+    )
     # With fewer than 19 no p could reach 0.05, below which a probe's verdicts are used.
     shuffles: int = Field(100, ge=19, le=10_000, description="refits with shuffled labels")
-    penalty: float = Field(1.0, gt=0, description="inverse L2 strength, scikit-learn's C")
-    threshold: float = Field(0.9, gt=0.5, le=1, description="AUROC that counts as readable")
+    threshold: float = Field(0.9, gt=0.5, lt=1, description="AUROC that counts as readable")
+
+    @field_validator("penalty", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        several = tuple(value) if isinstance(value, (list, tuple)) else None if value is None else (value,)
+        if several == ():
+            raise PydanticCustomError("few", "give at least one")
+        if several and len({str(one) for one in several}) != len(several):
+            raise PydanticCustomError("twice", "give none twice")
+        return several
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _gold_first(cls, value: Any) -> Any:
+        several = (value,) if isinstance(value, str) else value
+        return tuple(dict.fromkeys(("gold", *several))) if isinstance(several, (list, tuple)) else value
+
+    @model_validator(mode="after")
+    def _fill(self) -> ProbeSettings:
+        """Defaults that depend on other keys, spelled out: the digest covers what was done."""
+        if self.penalty is None and self.member != "mean_difference":
+            from probes.linear import PENALTIES
+
+            object.__setattr__(self, "penalty", PENALTIES)
+        if self.folds is None and self.held_out is None:
+            object.__setattr__(self, "folds", FOLDS)
+        if self.splits is None:
+            object.__setattr__(self, "splits", SPLITS if self.held_out is None else 1)
+        return self
+
+
+class LensSettings(Section):
+    """Reading layers through the unembedding."""
+
+    tuned: bool = Field(False, description="train a tuned lens as well, on other folds than it reads")
+
+
+class RunTable(Section):
+    """The table that is printed at the end of a study and written to table.csv."""
+
+    title: str = Field("Answers, default and signal, and where the answer is readable", min_length=1)
+    rows: tuple[str, ...] | None = Field(
+        None, description="parameters that tell rows apart; all that are swept if not given"
+    )
+    columns: tuple[Literal["accuracy", "yes_rate", "delta", "signal", "auroc", "first_layer"], ...] = Field(
+        ("accuracy", "yes_rate", "delta", "signal", "first_layer"),
+        min_length=1,
+        description="each for both presentations",
+    )
 
 
 class PatchSettings(Section):
@@ -97,7 +163,9 @@ class Config(Asking):
 
     limit: int = Field(100, ge=8, le=1_000_000, description="matched sets a setting")
     store_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="activations are kept as")
-    probe: ProbeSettings = ProbeSettings()
+    probe: ProbeSettings = Field(default_factory=ProbeSettings)  # its own defaults are looked up when it is made
+    lens: LensSettings = LensSettings()
+    table: RunTable = RunTable()
     patch: PatchSettings = PatchSettings()
     ablate: AblateSettings = AblateSettings()
 
@@ -114,8 +182,8 @@ AnyConfig = TypeVar("AnyConfig", bound=Asking)
 
 
 def load(path: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> Config:
-    """Configuration of a whole study; see ``load_as``."""
-    return load_as(Config, path, overrides, flags)
+    """Configuration of a whole study: a file or the name of a recipe, then pairs, then flags; see ``load_as``."""
+    return load_as(Config, None if path is None else recipes.found(path, Config.command), overrides, flags)
 
 
 def load_as(kind: type[AnyConfig], path: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> AnyConfig:
@@ -130,6 +198,7 @@ def load_as(kind: type[AnyConfig], path: str | None, overrides: Sequence[str], f
     values: dict[str, Any] = {}
     if path is not None:
         values = _read_yaml(path)
+        recipes.same_command(path, values.pop("command", None), kind.command)
     for pair in overrides:
         _set(values, pair, kind)
     values.update({key: value for key, value in flags.items() if value is not None})

@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from experiments import recipes
 from experiments.config import Asking, Setting, load_as
 from experiments.errors import UsageError
-from experiments.recipes import names as recipe_names
-from experiments.recipes import path as recipe_path
 from experiments.tables import FigureSpec, TableSpec
 from experiments.tables import check as check_table
 
@@ -47,7 +46,7 @@ def load_eval(path: str | None, overrides: Sequence[str], flags: Mapping[str, An
     Raises:
         UsageError: no such file or recipe, unknown key, bad value.
     """
-    return load_as(EvalConfig, None if path is None else _found(path), overrides, flags)
+    return load_as(EvalConfig, None if path is None else recipes.found(path, EvalConfig.command), overrides, flags)
 
 
 def other(path: str) -> tuple[str, EvalConfig]:
@@ -60,16 +59,6 @@ def other(path: str) -> tuple[str, EvalConfig]:
     if config.table is None and config.figure is None:
         raise UsageError(f"{path!r} has neither table nor figure: give a recipe or a file with one")
     return Path(path).stem, config
-
-
-def _found(path: str) -> str:
-    """A file as it is; a single word that is no file is the name of a recipe."""
-    if Path(path).exists() or "/" in path or path.endswith((".yaml", ".yml")):
-        return path
-    if path not in recipe_names():
-        known = ", ".join(recipe_names())
-        raise UsageError(f"no recipe and no file is called {path!r}: give a YAML file or one of {known}")
-    return str(recipe_path(path))
 
 
 def check(config: EvalConfig, grid: Sequence[Setting]) -> None:

@@ -1,23 +1,30 @@
 """What is inside: activations at the answer position, and what can be read from them.
 
-One forward pass of a prompt gives its readout and its activations (``resid_post`` of every layer, for probes, lens and
-patching donors, and ``z``, for heads). Everything else here is arithmetic on the stored arrays:
+One forward pass of a prompt gives its readout and its activations: ``resid_post`` of every layer (probes, lens, patching
+donors), ``z`` (heads), and what the parts of a readout are made from. Everything else here is arithmetic on the stored
+arrays:
 
-* probes on the original presentation, also tried on the equivalent, and the other way round;
-* the logit lens through the model's own final norm and unembedding, whose last layer must be the readout;
-* default δ and signal s of each presentation, at the output and through the lens at every layer.
+* the logit lens through the model's own final norm and unembedding, whose last layer must be the readout, and, if asked
+  for, a tuned lens;
+* default δ and signal s of each presentation, at the output and through the lens at every layer;
+* each readout as a sum over the model's components, and the part of δ and s that each of them has.
+
+Probes have modules of their own, ``fitting`` and ``probe_tables``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from experiments.errors import RunError
-from experiments.items import PAIR, Row, frame
+from experiments.groups import groups
+from experiments.items import PAIR as PAIR
+from experiments.items import Row, frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,16 +36,32 @@ if TYPE_CHECKING:
     from activations.store import ActivationStore
     from experiments.config import Config
 
-SITES = ("resid_post", "z")
+SITES = ("embed", "resid_post", "z")
 # The lens reads stored float32 rows with the code that made the readout; above this the two are not the same model.
 LENS_BOUND = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-2}
 
 
 def plan(model: Model, config: Config) -> Plan:
-    """What a run captures: ``resid_post`` of all layers, and ``z`` where a layer has heads."""
+    """What a run captures: ``resid_post`` and ``z`` of all layers, the embedding, and what components are made from."""
     from activations.capturing import Plan
+    from activations.sites import named
 
-    return Plan(sites=SITES, dtype=config.store_dtype, batch_tokens=config.batch_tokens)
+    def covered(site: str) -> bool:
+        return named(site)[0] in SITES
+
+    more = (site for site in component_sites(model)[0] if not covered(site))
+    return Plan(sites=(*SITES, *more), dtype=config.store_dtype, batch_tokens=config.batch_tokens)
+
+
+def component_sites(model: Model) -> tuple[tuple[str, ...], str]:
+    """The sites that a readout's components are made from, or none and why this model can't be taken apart."""
+    from activations.contributions import required_sites
+    from activations.errors import ModelError
+
+    try:
+        return required_sites(model), ""
+    except ModelError as error:
+        return (), str(error)
 
 
 def capture(
@@ -89,65 +112,6 @@ def rows_of(table: pd.DataFrame, presentation: str) -> np.ndarray:
     return np.flatnonzero((table["presentation"] == presentation).to_numpy())
 
 
-def probe_tables(
-    store: ActivationStore, table: pd.DataFrame, labels: Sequence[str], layers: int, config: Config
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Probes for the gold answer: a row a layer and presentation, and a row an item with its held-out verdict."""
-    import pandas as pd
-
-    from probes.linear import fit_probes
-
-    place = {kind: rows_of(table, kind) for kind in PAIR}
-    acts = {kind: features(store, rows, layers) for kind, rows in place.items()}
-    by_layer, by_row = [], []
-    for kind, other in (PAIR, PAIR[::-1]):
-        shown = table.iloc[place[kind]]
-        gold = (shown["gold"] == labels[0]).to_numpy().astype(int)
-        result = fit_probes(
-            acts[kind],
-            gold,
-            shown["key"].to_numpy(),
-            transfer=acts[other] if _same_gold(table, place) else None,
-            folds=config.probe.folds,
-            penalty=config.probe.penalty,
-            shuffles=config.probe.shuffles,
-            seed=config.seed,
-        )
-        low, middle, high = result.null_band()
-        by_layer.append(
-            pd.DataFrame(
-                {
-                    "presentation": kind,
-                    "layer": np.arange(layers),
-                    "auroc": result.auroc,
-                    "auroc_low": np.nanmin(result.fold_auroc, axis=1),
-                    "auroc_high": np.nanmax(result.fold_auroc, axis=1),
-                    "pooled": result.pooled,
-                    "transfer_auroc": np.nan if result.transfer_auroc is None else result.transfer_auroc,
-                    "null_low": low,
-                    "null_median": middle,
-                    "null_high": high,
-                    "p": result.p_value,
-                    "p_max": result.p_max,
-                    "n": result.n,
-                    "instances": result.n_groups,
-                    "excluded_folds": result.excluded_folds,
-                    "method": result.method,
-                }
-            )
-        )
-        at = result.chosen_layer[result.folds]
-        by_row.append(
-            shown[["setting", "n", "key", "presentation", "cell", "gold"]].assign(
-                fold=result.folds,
-                layer=at,
-                margin=result.margins[at, np.arange(result.n)],
-                decodable=result.decodable,
-            )
-        )
-    return pd.concat(by_layer, ignore_index=True), pd.concat(by_row, ignore_index=True)
-
-
 def lens_table(
     store: ActivationStore,
     table: pd.DataFrame,
@@ -164,7 +128,7 @@ def lens_table(
     import pandas as pd
 
     from probes.decompose import decompose_layers
-    from probes.lens import lens
+    from probes.lens import lens, overtaken_at, settled_layer
 
     parts = []
     for kind in sorted(set(table["presentation"]), key=list(dict.fromkeys(table["presentation"])).index):
@@ -180,6 +144,10 @@ def lens_table(
                 "check it with `probe check`"
             )
         gold = (shown["gold"] == answers.labels[0]).to_numpy().astype(int)
+        assert seen.rank is not None  # the unembedding above gives it
+        rank = np.take_along_axis(seen.rank, np.where(gold == 1, 0, 1)[None, :, None], axis=2)[:, :, 0]
+        settled = settled_layer(seen.difference, shown["key"].to_numpy(), resamples=config.resamples, seed=config.seed)
+        overtaken = overtaken_at(seen.difference, gold)
         split = decompose_layers(
             seen.difference,
             shown["cell"].to_numpy(),
@@ -196,6 +164,13 @@ def lens_table(
                     **{name: [getattr(one, name) for one in split] for name in DECOMPOSED},
                     "off_label_mass": seen.off_label_mass.mean(axis=1),
                     "accuracy": ((seen.difference > 0) == (gold == 1)).mean(axis=1),
+                    "gold_rank": np.median(rank, axis=1),
+                    "gold_first": (rank == 1).mean(axis=1),
+                    "settled": settled.median,
+                    "settled_low": settled.low,
+                    "settled_high": settled.high,
+                    "overtaken": overtaken.share,
+                    "overtaken_mirror": overtaken.mirror_share,
                     "n": [one.n for one in split],
                     "gap": gap,
                 }
@@ -207,17 +182,72 @@ def lens_table(
 DECOMPOSED = ("delta", "delta_low", "delta_high", "signal", "signal_low", "signal_high")
 
 
-def decomposition_table(table: pd.DataFrame, labels: Sequence[str], config: Config) -> pd.DataFrame:
-    """Default δ and signal s at the output, for each presentation, over all settings and within each."""
+def tuned_lens_table(
+    store: ActivationStore, table: pd.DataFrame, model: Model, answers: AnswerTokens, config: Config
+) -> pd.DataFrame:
+    """δ and s through a tuned lens, on instances that it was not fitted on, and what the translation gains.
+
+    One lens is fitted for the model as it is, on rows of all presentations; ``kl_*`` are over all held-out rows.
+    """
+    import pandas as pd
+
+    from probes.decompose import decompose_layers
+    from probes.lens import lens
+    from probes.tuned_lens import fit_tuned_lens
+
+    resid, keys = store.stack("resid_post"), table["key"].to_numpy()
+    tuned = fit_tuned_lens(resid, model.logits_of, keys, seed=config.seed)
+    parts = []
+    for kind in dict.fromkeys(table["presentation"]):
+        rows = rows_of(table, kind)
+        rows = rows[tuned.held_out[rows]]
+        shown = table.iloc[rows]
+        seen = lens(resid[:, rows], unembedder(model, answers), tuned=tuned, groups=keys[rows])
+        gold = (shown["gold"] == answers.labels[0]).to_numpy().astype(int)
+        split = decompose_layers(
+            seen.difference, shown["cell"].to_numpy(), gold, resamples=config.resamples,
+            declared=design(table, answers.labels), seed=config.seed,
+        )  # fmt: skip
+        parts.append(
+            pd.DataFrame(
+                {
+                    "presentation": kind,
+                    "layer": np.arange(len(resid)),
+                    **{name: [getattr(one, name) for one in split] for name in DECOMPOSED},
+                    "off_label_mass": seen.off_label_mass.mean(axis=1),
+                    "accuracy": ((seen.difference > 0) == (gold == 1)).mean(axis=1),
+                    "kl_lens": tuned.kl_lens,
+                    "kl_tuned": tuned.kl_tuned,
+                    "kl_constant": tuned.kl_constant,
+                    "how": tuned.how,
+                    "n": len(rows),
+                    "method": seen.method,
+                    "reason": [one.reason for one in split],
+                }
+            )
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def decomposition_table(
+    table: pd.DataFrame, labels: Sequence[str], params: Mapping[str, Mapping[str, Any]], config: Config
+) -> pd.DataFrame:
+    """Default δ and signal s at the output, for each presentation and group of settings.
+
+    An instance that stands under several of the pooled settings (relations, say) counts once, with its mean readout: its
+    rows are no separate evidence.
+    """
     import pandas as pd
 
     from probes.decompose import decompose
 
     records = []
-    # With one setting, "all" says everything.
-    several = table["setting"].nunique() > 1
     for kind, shown in table.groupby("presentation", sort=False):
-        for setting, part in [("all", shown), *(shown.groupby("setting", sort=False) if several else ())]:
+        for group in groups(params, config.table.rows):
+            part = shown[group.holds(shown)]
+            repeated = bool(part["key"].duplicated().any())
+            if repeated:
+                part = part.groupby(["key", "cell", "gold"], sort=False, as_index=False)["difference"].mean()
             gold = (part["gold"] == labels[0]).to_numpy().astype(int)
             one = decompose(
                 part["difference"].to_numpy(),
@@ -230,14 +260,96 @@ def decomposition_table(table: pd.DataFrame, labels: Sequence[str], config: Conf
             records.append(
                 {
                     "presentation": kind,
-                    "setting": setting,
+                    "setting": group.label,
                     **{name: getattr(one, name) for name in DECOMPOSED},
                     "n": one.n,
-                    "method": one.method,
+                    "method": f"{one.method}; mean of each instance's rows" if repeated else one.method,
                     "reason": one.reason,
                 }
             )
     return pd.DataFrame(records)
+
+
+def contribution_table(
+    store: ActivationStore, table: pd.DataFrame, model: Model, answers: AnswerTokens
+) -> pd.DataFrame:
+    """What each component adds to each prompt's readout, in logits toward the first label; a row a prompt and component.
+
+    Empty, with the reason in ``reason``, for a model whose blocks can't be taken apart.
+    """
+    import pandas as pd
+
+    from activations.contributions import contributions
+
+    _, reason = component_sites(model)
+    if reason:
+        return pd.DataFrame({**{name: [] for name in CONTRIBUTION}, "reason": []})
+    found = contributions(model, store, answers)
+    count, rows = found.values.shape
+    identity = table[["setting", "key", "presentation", "cell", "gold"]].loc[np.repeat(np.arange(rows), count)]
+    each = pd.DataFrame(
+        {
+            "component": found.names,
+            "kind": [one.kind for one in found.components],
+            "layer": pd.array([one.layer for one in found.components], dtype="Int64"),
+            "head": pd.array([one.head for one in found.components], dtype="Int64"),
+        }
+    ).loc[np.tile(np.arange(count), rows)]
+    return pd.concat([identity.reset_index(drop=True), each.reset_index(drop=True)], axis=1).assign(
+        contribution=found.values.T.ravel(), gap=found.gap
+    )
+
+
+CONTRIBUTION = ("setting", "key", "presentation", "cell", "gold", "component", "kind", "layer", "head", "contribution",
+                "gap")  # fmt: skip
+
+
+def component_table(
+    parts: Mapping[str, pd.DataFrame],
+    labels: Sequence[str],
+    params: Mapping[str, Mapping[str, Any]],
+    config: Config,
+) -> pd.DataFrame:
+    """δ and s of each component by arm and presentation, and their change from the base to each adapter.
+
+    A row is about a component; ``what`` says whether it is a value or the change from the base. The sum of all
+    components stands as the component ``readout``.
+
+    Args:
+        parts: contributions by arm, the base first.
+    """
+    import pandas as pd
+
+    from probes.components import component_change, decompose_components
+
+    base = next(iter(parts.values()))
+    if base.empty:
+        return pd.DataFrame({"arm": [], "presentation": [], "component": []})
+    names = list(dict.fromkeys(base["component"]))
+    about = base.iloc[: len(names)][["component", "kind", "layer", "head"]]
+    frames = []
+    for kind in dict.fromkeys(base["presentation"]):
+        shown = {arm: part[part["presentation"] == kind] for arm, part in parts.items()}
+        values = {arm: part["contribution"].to_numpy().reshape(-1, len(names)).T for arm, part in shown.items()}
+        rows = next(iter(shown.values())).iloc[:: len(names)]
+        gold = (rows["gold"] == labels[0]).to_numpy().astype(int)
+        how: Any = {"resamples": config.resamples, "declared": design(base, labels), "seed": config.seed}
+        first = next(iter(values))
+        for arm, own in values.items():
+            found = {"value": decompose_components(own, names, rows["cell"].to_numpy(), gold, **how)}
+            if arm != first:
+                found["change"] = component_change(values[first], own, names, rows["cell"].to_numpy(), gold, **how)
+            for what, made in found.items():
+                split = pd.DataFrame(
+                    [{name: getattr(one, name) for name in (*DECOMPOSED, "n", "method", "reason")}
+                     for one in (*made.parts, made.whole)]
+                )  # fmt: skip
+                whole = pd.DataFrame([{"component": "readout", "kind": "readout", "layer": pd.NA, "head": pd.NA}])
+                which = pd.concat([about, whole], ignore_index=True).astype({"layer": "Int64", "head": "Int64"})
+                frames.append(pd.concat([which, split], axis=1).assign(arm=arm, presentation=kind, what=what))
+    table = pd.concat(frames, ignore_index=True)
+    front = ["arm", "presentation", "what"]
+    return table[front + [name for name in table.columns if name not in front]]
 
 
 def design(table: pd.DataFrame, labels: Sequence[str]) -> dict[str, int]:
@@ -252,19 +364,20 @@ def unembedder(model: Model, answers: AnswerTokens) -> Callable[[np.ndarray], An
 
     from probes.lens import Unembedded
 
-    class Seen:
-        def __init__(self, logit: np.ndarray, logsumexp: np.ndarray) -> None:
-            self.logit = logit
-            self.logsumexp = logsumexp
-
     def unembed(rows: np.ndarray) -> Unembedded:
-        readout = model.unembed(torch.from_numpy(np.ascontiguousarray(rows)).to(model.device), answers).cpu()
-        return Seen(readout.logit.numpy(), readout.logsumexp.numpy())
+        resid = torch.from_numpy(np.ascontiguousarray(rows)).to(model.device)
+        readout, rank = model.unembed_ranked(resid, answers)
+        readout = readout.cpu()
+        return _Seen(readout.logit.numpy(), readout.logsumexp.numpy(), rank.cpu().numpy(), readout.top.numpy())
 
     return unembed
 
 
-def _same_gold(table: pd.DataFrame, place: dict[str, np.ndarray]) -> bool:
-    """Transfer reads one presentation's labels off the other; a presentation that flips the gold has none to read."""
-    first, second = (table["gold"].to_numpy()[rows] for rows in place.values())
-    return bool((first == second).all())
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seen:
+    """One layer's rows behind the unembedding, as numpy arrays."""
+
+    logit: np.ndarray
+    logsumexp: np.ndarray
+    rank: np.ndarray
+    top: np.ndarray

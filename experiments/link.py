@@ -1,45 +1,136 @@
-"""The link table: each answer, and what was measured inside when it was given.
+"""Failure attribution: each answer, what was measured inside when it was given, and why it failed.
 
-For every prompt of a pair three measurements are put beside the outcome:
+Three tables.
 
-* *readable*: whether the held-out probe, at the layer chosen on other folds, gives the gold answer. A coin would be right
-  half the time, so this is asked only of presentations whose probes beat shuffled labels (``ABOVE_CHANCE``); elsewhere it
-  is missing, and a wrong answer counts as unreadable;
-* *signal*: the readout without the presentation's default, (readout − δ), counted toward the gold answer;
-* *default*: δ counted toward the gold answer; negative when the standing pull speaks against it.
+``failures`` (``failure_rows``): a row a prompt, from the activations and the probes. What kind of failure the readout
+would be, if it is one, by the decision list of ``probes.failures``; texts have no part in it.
 
-A wrong answer is then one of four kinds. ``text``: the readout was right and the text was not, because it could not be
-read or says something else; what was measured does not explain it. ``overridden``: readable, and the instance's signal
-points to the gold answer, so the default decided. ``unused``: readable, but the signal points away. ``unreadable``: the
-probe does not find it. The kinds describe what was measured at one position with linear probes; other information may
-exist elsewhere.
+``attribution`` (``attribution``): the same beside the answer. ``kind`` is ``right`` (readout and text give the gold
+answer), ``text`` (the readout does, the text does not: it could not be read or says something else, which what was
+measured does not explain), or the label of a wrong readout:
+
+* ``overridden``: the gold answer is readable at the last layer and the readout leans to it, less than the default leans
+  away;
+* ``reversed``: readable at the last layer, and the readout leans away from it;
+* ``lost``: readable at the chosen layer, no longer at the last; ``lost_at`` is where it goes;
+* ``not_decodable``: the probe says the other answer at both, or no probe beats the shuffles;
+* ``mixed``: a margin that decides is right by no more than chance gives, or refits on other folds do not agree, or the
+  answer is readable at the last layer while the presentation's readouts carry no signal beyond chance (``reads``).
+
+``share`` is how many of the fold splits give the label.
+
+``attribution_shares`` (``shares_table``): how often each label occurs among the wrong readouts, by arm, presentation,
+outcome, n and setting, with intervals, and with the *coin*, which is what verdicts by tosses would give. A label whose
+interval holds its coin was not shown. ``attribution_calibration`` (``calibration_table``): how often a label comes back
+from other folds and from another half of the instances, beside how often it would by its frequency alone.
+
+*Signal* and *default* split the readout: δ of the presentation, in its setting where the run has several, and the rest,
+both counted toward the gold answer. *Against* names the component that pushes the readout most away from gold, where
+components were measured.
 
 *Repaired* says whether the other presentation's residual turned the wrong readout right, at the first layer where the
 donor presentation's probe reaches the threshold (the best layer where none does); the same for an unrelated instance's
 residual and a random direction is the control. The last layer is left out of that choice: its residual *is* the answer,
 so putting it in repairs by construction.
+
+The labels describe what was measured at one position with linear probes; other information may exist elsewhere.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from experiments.causes import DONORS
-from experiments.inside import PAIR
+from experiments.errors import RunError
+from experiments.items import PAIR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     import pandas as pd
+
+    from probes.linear import ProbeResult
 
 ROW = ["setting", "key", "presentation"]
 OUTCOMES = ("R", "D", "U", "N")
 # Largest p of the best layer against the shuffles' best layers at which a probe's verdicts on single answers are used.
 ABOVE_CHANCE = 0.05
 NO_LAYER = -1
-KINDS = ("overridden", "unused", "unreadable", "text")
+# What a wrong answer can be: the labels of a wrong readout, and a text that differs from a right one.
+LABELS = ("overridden", "lost", "reversed", "not_decodable", "mixed")
+KINDS = (*LABELS, "text")
+FAILURE_COLUMNS = ("cause", "share", "tossed", "lost_at", "layer", "margin", "last_margin", "decodable", "margins",
+                   "readable", "reads")  # fmt: skip
+
+
+def failure_rows(
+    acts: Mapping[str, np.ndarray],
+    table: pd.DataFrame,
+    labels: Sequence[str],
+    results: Mapping[str, ProbeResult],
+    decomposition: pd.DataFrame,
+    *,
+    seed: int,
+    splits: int | None = None,
+    fit: Mapping[str, Any] | None = None,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Label the rows of both presentations of one arm, and ask how often the labels come back.
+
+    Args:
+        acts: ``[layer, row, feature]`` of each presentation, rows as in `table`.
+        table: the arm's readouts, all presentations.
+        results: the probes of each presentation on `acts`, with their null.
+        fit: arguments of `fit_probes` that made them (penalty, member, …).
+        splits: ways of dealing the folds that vote; five if not given.
+
+    Returns:
+        ``failures``: cause (what the failure is if it is one: ``right`` where the readout is), share, tossed (the
+        chance of each label under tossed verdicts), lost_at, layer (the chosen one), margin, last_margin (toward gold),
+        decodable (margin above 0; missing where no probe beats the shuffles), margins and readable (one value a layer;
+        readable is right in the sense of ``probes.failures``), reads (see ``reads_signal``).
+        ``attribution_calibration``: see ``calibration_table``.
+    """
+    import pandas as pd
+
+    from probes.failure_shares import calibration
+    from probes.failures import SPLITS, label_failures
+
+    rows, calibrated = [], []
+    for kind in PAIR:
+        shown = table[table["presentation"] == kind]
+        gold = (shown["gold"] == labels[0]).to_numpy().astype(int)
+        readout, keys, result = shown["difference"].to_numpy(dtype=float), shown["key"].to_numpy(), results[kind]
+        options: dict[str, Any] = {"result": result, "seed": seed, **(fit or {})}
+        delta, text = defaults(shown, decomposition), np.ones(len(shown), dtype=bool)
+        reads = reads_signal(shown, decomposition)
+        found = label_failures(
+            acts[kind], gold, keys, readout, delta, text, reads=reads, splits=splits or SPLITS, **options
+        )
+        rows.append(
+            shown[ROW].assign(
+                cause=pd.array(found.label, dtype="string"),
+                share=found.share,
+                tossed=list(found.tossed),
+                lost_at=found.lost_at,
+                layer=found.chosen_layer,
+                margin=found.margin,
+                last_margin=found.last_margin,
+                decodable=pd.array(found.margin > 0, dtype="boolean"),
+                margins=list(found.margins.T.astype(np.float32)),
+                readable=list(found.readable.T),
+                reads=found.reads,
+            )
+        )
+        if not result.p_max <= ABOVE_CHANCE:
+            rows[-1]["decodable"] = pd.NA
+        survived = calibration(acts[kind], gold, keys, failures=found, **options)
+        calibrated += [{"presentation": kind, **dataclasses.asdict(one)} for one in survived]
+    return pd.concat(rows, ignore_index=True), pd.DataFrame(calibrated)
 
 
 def attribution(
@@ -52,6 +143,8 @@ def attribution(
     labels: Sequence[str],
     *,
     threshold: float,
+    failures: pd.DataFrame | None = None,
+    components: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """One row a prompt of one arm.
 
@@ -59,38 +152,34 @@ def attribution(
         behaviour, readout, probes, probe_rows, decomposition, patch: the arm's tables.
         labels: the family's labels, the first is "yes".
         threshold: AUROC that counts as readable.
+        failures: as ``failure_rows`` makes it. Without it labels rest on the chosen
+            layer of the study's folds alone: nothing is lost or mixed, and share is missing.
+        components: setting, key, presentation, component and contribution (logits toward "yes"), a row a prompt and
+            component; without it, or where it is empty, against is missing.
 
     Returns:
-        outcome (R, D, U; N where an answer of the pair was not read), correct, decodable, signal, default, kind, and
-        ``repaired_<donor>`` at ``patch_layer`` (missing where the prompt was not patched or its readout was right).
+        outcome (R, D, U; N where an answer of the pair was not read), correct, readout_correct, signal, default, kind,
+        the columns of ``failures``, against and against_logits, and ``repaired_<donor>`` at ``patch_layer`` (missing
+        where the prompt was not patched or its readout was right).
     """
     import pandas as pd
 
     shown = behaviour[behaviour["presentation"].isin(PAIR)]
     table = shown[[*ROW, "n", "cell", "gold", "answer", "correct"]].merge(readout[[*ROW, "difference"]], on=ROW)
-    table = table.merge(probe_rows[[*ROW, "layer", "margin", "decodable"]], on=ROW)
     table = table.merge(outcomes(shown), on=["setting", "key"])
-    found = probes.groupby("presentation")["p_max"].first() <= ABOVE_CHANCE
-    table["decodable"] = table["decodable"].astype("boolean").mask(~table["presentation"].map(found).astype(bool))
     sign = np.where(table["gold"] == labels[0], 1.0, -1.0)
-    pooled = decomposition[decomposition["setting"] == "all"].set_index("presentation")["delta"]
-    delta = table["presentation"].map(pooled).to_numpy(dtype=float)
+    delta = defaults(table, decomposition)
     table["signal"] = (table["difference"].to_numpy() - delta) * sign
     table["default"] = delta * sign
     table["readout_correct"] = table["difference"].to_numpy() * sign > 0
-    table["kind"] = pd.array(
-        np.select(
-            [
-                table["correct"],
-                table["readout_correct"],
-                ~table["decodable"].fillna(False).astype(bool),
-                table["signal"] > 0,
-            ],
-            ["right", "text", "unreadable", "overridden"],
-            default="unused",
-        ),
-        dtype="string",
-    )
+    if failures is None:
+        failures = _chosen_layer_alone(table, probes, probe_rows)
+    table = table.merge(failures[[*ROW, *FAILURE_COLUMNS]], on=ROW)
+    readout_right, correct = table["readout_correct"].to_numpy(), table["correct"].to_numpy(dtype=bool)
+    kind = np.select([readout_right & correct, readout_right], ["right", "text"], table["cause"].to_numpy(dtype=object))
+    table["kind"] = pd.array(kind, dtype="string")
+    table = table.drop(columns="cause")
+    table = table.merge(_against(components, table, labels), on=ROW, how="left")
     table["patch_layer"] = table["presentation"].map(patch_layers(probes, threshold))
     at = patch.merge(table[[*ROW, "patch_layer"]], left_on=[*ROW, "layer"], right_on=[*ROW, "patch_layer"])
     at = at.assign(fixed=at["patched"].to_numpy() * np.where(at["gold"] == labels[0], 1.0, -1.0) > 0)
@@ -100,6 +189,107 @@ def attribution(
         column = table[f"repaired_{donor}"].astype("boolean")
         table[f"repaired_{donor}"] = column.mask(table["readout_correct"])
     return table
+
+
+def shares_table(table: pd.DataFrame) -> pd.DataFrame:
+    """How often each label occurs among the wrong readouts of one arm's attribution.
+
+    Strata: all prompts, each presentation, outcome, n and setting, and each outcome of each presentation. A row a
+    stratum, value and label: value, low, high (Wilson, over instances), coin, count, n (wrong readouts), instances,
+    support (prompts of the stratum), method, reason. The coin is missing without ``failures``.
+    """
+    import pandas as pd
+
+    from probes.failure_shares import shares
+
+    strata: dict[str, list[Any]] = {
+        name: [str(one) for one in table[name]] for name in ("presentation", "outcome", "setting")
+    }
+    if table["n"].notna().any():
+        strata["n"] = [str(one) for one in table["n"]]
+    strata["presentation, outcome"] = [
+        ", ".join(two) for two in zip(strata["presentation"], strata["outcome"], strict=True)
+    ]
+    tossed = [one for one in table["tossed"] if one is not None]
+    kinds = table["kind"].astype(str).to_numpy()
+    found = shares(
+        kinds,
+        strata,
+        groups=table["key"].to_numpy(dtype=str),
+        tossed=np.stack(tossed) if len(tossed) == len(table) else None,
+    )
+    return pd.DataFrame([dataclasses.asdict(one) for one in found]).rename(columns={"value_of": "of"})
+
+
+def current(table: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """The attribution table of a run, if it has the labels of this version.
+
+    Raises:
+        RunError: an earlier version made it.
+    """
+    if "tossed" not in table:
+        raise RunError(
+            f"{path} was made by an earlier version, with other labels: repeat the command in its config.yaml, with "
+            "another --out"
+        )
+    return table
+
+
+def defaults(table: pd.DataFrame, decomposition: pd.DataFrame) -> np.ndarray:
+    """δ of each row: of its presentation in its setting where that is known, else over all settings."""
+    return _of_rows(table, decomposition)["delta"].to_numpy(dtype=float)
+
+
+def reads_signal(table: pd.DataFrame, decomposition: pd.DataFrame) -> np.ndarray:
+    """Whether the interval of s leaves out 0, where ``defaults`` takes δ from: else a row's signal has no sign to use."""
+    found = _of_rows(table, decomposition)
+    return ((found["signal_low"] > 0) | (found["signal_high"] < 0)).to_numpy()
+
+
+def _of_rows(table: pd.DataFrame, decomposition: pd.DataFrame) -> pd.DataFrame:
+    """The decomposition that holds for each row."""
+    import pandas as pd
+
+    known = {(str(one["presentation"]), str(one["setting"])): one for one in decomposition.to_dict("records")}
+    found = []
+    for kind, setting in zip(table["presentation"].astype(str), table["setting"].astype(str), strict=True):
+        own = known.get((kind, setting))
+        found.append(own if own is not None and np.isfinite(own["delta"]) else known[kind, "all"])
+    return pd.DataFrame(found)
+
+
+def _chosen_layer_alone(table: pd.DataFrame, probes: pd.DataFrame, probe_rows: pd.DataFrame) -> pd.DataFrame:
+    """The columns of ``failures`` as far as a table of one verdict a row goes."""
+    import pandas as pd
+
+    found = table[[*ROW, "gold", "signal", "readout_correct"]].merge(
+        probe_rows[[*ROW, "layer", "margin", "decodable"]], on=ROW
+    )
+    beats = probes.groupby("presentation")["p_max"].first() <= ABOVE_CHANCE
+    found["decodable"] = found["decodable"].astype("boolean").mask(~found["presentation"].map(beats).astype(bool))
+    readable = found["decodable"].fillna(False).to_numpy(dtype=bool)
+    right = found["readout_correct"].to_numpy(dtype=bool)
+    cause = np.select([right, ~readable, found["signal"] > 0], ["right", "not_decodable", "overridden"], "reversed")
+    margin = np.abs(found["margin"].to_numpy(dtype=float))
+    empty: list[Any] = [None] * len(found)
+    return found.assign(
+        cause=pd.array(cause, dtype="string"), share=np.nan, tossed=empty, lost_at=NO_LAYER,
+        margin=np.where(readable, margin, -margin), last_margin=np.nan, margins=empty, readable=empty,
+        reads=True,
+    )  # fmt: skip
+
+
+def _against(components: pd.DataFrame | None, table: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
+    """The component that pushes each row's readout most away from gold, and how far (logits, negative)."""
+    import pandas as pd
+
+    if components is None or components.empty:
+        return table[ROW].assign(against=pd.array([None] * len(table), dtype="string"), against_logits=np.nan)
+    joined = components[[*ROW, "component", "contribution"]].merge(table[[*ROW, "gold"]], on=ROW)
+    joined = joined.assign(against_logits=joined["contribution"] * np.where(joined["gold"] == labels[0], 1.0, -1.0))
+    worst = joined.loc[joined.groupby(ROW, sort=False)["against_logits"].idxmin()]
+    named = worst.assign(against=pd.array(worst["component"].astype(str), dtype="string"))
+    return named.loc[named["against_logits"] < 0, [*ROW, "against", "against_logits"]]
 
 
 def patch_layers(probes: pd.DataFrame, threshold: float) -> dict[str, int]:

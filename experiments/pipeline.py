@@ -1,62 +1,59 @@
 """The stages of ``probe run``, in order.
 
-=============  =====================================================  ============================================
-stage          writes                                                 cost, in forward passes of a prompt, an arm
-=============  =====================================================  ============================================
-items          items.jsonl                                            none
-behaviour      responses.jsonl, tables/behaviour                      1, and one token step for each answer token
-capture        activations/<arm>, tables/readout                      1
-inside         tables/probes, probe_rows, lens, decomposition         none
-patching       tables/patch                                           about 1 + 3·layers/tokens, on the chosen pairs
-heads          tables/heads, tables/ablate                            about 1 + heads/tokens; about 1
-link           tables/attribution, results.json, report.html          none
-=============  =====================================================  ============================================
+=============  ===================================================  ============================================
+stage          writes                                               cost, in forward passes of a prompt, an arm
+=============  ===================================================  ============================================
+items          items.jsonl                                          none
+behaviour      responses.jsonl, tables/behaviour                    1, and one token step for each answer token
+capture        activations/<arm>, tables/readout                    1
+inside         tables/lens, decomposition, contributions            none
+probes         tables/probes, probe_curves, probe_rows,             none; arms × curves × layers × folds × label sets
+               probe_change, transfer                               fits
+components     tables/components                                    none
+patching       tables/patch                                         about 1 + 3·layers/tokens, on the chosen pairs
+heads          tables/heads, tables/ablate                          about 1 + heads/tokens; about 1
+link           tables/attribution, table.csv, results.json,         none
+               report.html
+=============  ===================================================  ============================================
 
-An arm is the base model or one of its adapters, switched on in place; all arms see the same token ids. A stage whose
-file exists is not run again, so the same command resumes; see ``rundir`` for what a kill can lose.
+An arm is the base model or one of its adapters, switched on in place; all arms see the same token ids. Probes come after
+all arms were captured, since those of one arm are read in another. A stage whose file exists is not run again, so the
+same command resumes; see ``rundir`` for what a kill can lose.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments import behaviour, items
+from experiments import behaviour, items, probe_options
 from experiments.config import Config, Setting, resolved, settings
 from experiments.environment import load_model, remember
 from experiments.errors import RunError, UsageError
+from experiments.probing import PROBE_TABLES, attribute, label_shares, probe, share_out
 from experiments.progress import Reporter
 from experiments.rundir import RunDirectory, opened
+from experiments.study import Study, arm_table, join, once
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from activations.model import Model
-    from activations.prompts import Prompt
-    from activations.readout import AnswerTokens
     from tasks.contracts import Family
 
-ARM_TABLES = ("readout", "probes", "probe_rows", "lens", "decomposition", "patch", "heads", "ablate", "attribution")
-TABLES = ("behaviour", *ARM_TABLES)
+ARM_TABLES = ("readout", "lens", "decomposition", "contributions", "patch", "heads", "ablate", "attribution")
+TABLES = ("behaviour", *ARM_TABLES, *PROBE_TABLES, "components", "attribution_shares")
+TUNED = "tuned_lens"  # a table of each arm, if the run asks for it
 SPARE_BYTES = 50 * 2**20  # tables, items and report of a run, beside its activations
 
 
-@dataclass(frozen=True, slots=True)
-class _Study:
-    """What the stages share."""
+def arm_tables(config: Config) -> tuple[str, ...]:
+    """Tables that are made for each arm and joined at the end."""
+    return (*ARM_TABLES, TUNED) if config.lens.tuned else ARM_TABLES
 
-    run: RunDirectory
-    config: Config
-    family: Family
-    model: Model
-    arms: tuple[str, ...]
-    asked: list[items.Row]
-    prompts: list[Prompt]
-    answers: AnswerTokens
-    reporter: Reporter
+
+def tables_of(config: Config) -> tuple[str, ...]:
+    """All tables of a finished run."""
+    return (*TABLES, TUNED) if config.lens.tuned else TABLES
 
 
 def run(config: Config, directory: Path, *, config_text: str, reporter: Reporter) -> dict[str, Any]:
@@ -70,8 +67,9 @@ def run(config: Config, directory: Path, *, config_text: str, reporter: Reporter
     family = family_named(config.family)
     grid = settings(config, family)
     items.check_presentations(family, grid)
+    _check(config, grid)
     with opened(directory, resolved(config, family, grid), config_text) as folder:
-        if folder.complete() and all(folder.has_table(name) for name in TABLES):
+        if folder.complete() and all(folder.has_table(name) for name in tables_of(config)):
             reporter.say(f"{directory} is complete: nothing to do (report: {folder.report})")
             found: dict[str, Any] = folder.read_json("results.json", keys=("arms", "comparison"))
             return found
@@ -82,12 +80,11 @@ def run(config: Config, directory: Path, *, config_text: str, reporter: Reporter
 def _run(
     run: RunDirectory, config: Config, family: Family, grid: Sequence[Setting], reporter: Reporter
 ) -> dict[str, Any]:
-    from experiments.results import headline
-
-    _check_folds(config, grid)
     items.make(run, config, family, grid)
     made = [item for _, setting_items in items.stored(run) for item in setting_items]
-    study = _open_study(run, config, family, items.rows(made), reporter)
+    asked = items.rows(made)
+    probe_options.check_units(config.probe, {one.label: one.params for one in grid}, items.frame(asked))
+    study = _open_study(run, config, family, grid, asked, reporter)
     for arm in study.arms:
         with study.model.use(None if arm == "base" else arm):
             _ask(study, arm)
@@ -97,13 +94,17 @@ def _run(
     for arm in study.arms:
         with study.model.use(None if arm == "base" else arm):
             _look_inside(study, arm)
+    probe(study)
+    share_out(study)
+    for arm in study.arms:
+        with study.model.use(None if arm == "base" else arm):
             _find_causes(study, arm)
-    for name in ARM_TABLES:
-        _join(run, name, study.arms)
+    for name in arm_tables(config):
+        join(run, name, study.arms)
     _clean(run, study.arms)
-    tables = {name: run.table(name) for name in TABLES}
-    results = headline(tables, study.arms, study.answers.labels, config)
-    run.write_json("results.json", results)
+    if not run.has_table("attribution_shares"):
+        run.write_table("attribution_shares", label_shares(run.table("attribution")))
+    results = conclude(run, study.arms, study.answers.labels, study.params, config)
     with reporter.stage("report", 1):
         from experiments.report import write as write_report
 
@@ -111,9 +112,34 @@ def _run(
     return results
 
 
+def conclude(
+    run: RunDirectory,
+    arms: Sequence[str],
+    labels: Sequence[str],
+    params: Mapping[str, Mapping[str, Any]],
+    config: Config,
+) -> dict[str, Any]:
+    """Write what follows from the tables: table.csv and results.json."""
+    from experiments import run_table
+    from experiments.results import headline, plain
+
+    tables = {name: run.table(name) for name in tables_of(config)}
+    made = run_table.make(tables, params, config)
+    run.write_text("table.csv", made.to_csv(index=False))
+    results: dict[str, Any] = headline(tables, arms, labels, config)
+    results["table"] = plain({"spec": config.table.model_dump(), "rows": made.to_dict("records")})
+    run.write_json("results.json", results)
+    return results
+
+
 def _open_study(
-    run: RunDirectory, config: Config, family: Family, asked: list[items.Row], reporter: Reporter
-) -> _Study:
+    run: RunDirectory,
+    config: Config,
+    family: Family,
+    grid: Sequence[Setting],
+    asked: list[items.Row],
+    reporter: Reporter,
+) -> Study:
     from activations.prompts import ids_hash
     from activations.readout import answer_tokens
     from experiments.causes import check_heads
@@ -124,7 +150,8 @@ def _open_study(
     answers = answer_tokens(model, family.answers)
     prompts = model.encode([row.presentation.chat() for row in asked])
     arms = ("base", *model.adapter_names)
-    study = _Study(run, config, family, model, arms, asked, prompts, answers, reporter)
+    params = {setting.label: setting.params for setting in grid}
+    study = Study(run, config, family, params, model, arms, asked, prompts, answers, reporter)
     # All refusals come before the environment is written, which ties the directory to this configuration.
     _check_context(study)
     _announce(study)
@@ -132,17 +159,22 @@ def _open_study(
     return study
 
 
-def _check_folds(config: Config, grid: Sequence[Setting]) -> None:
-    """Each fold needs an instance of either gold answer."""
+def _check(config: Config, grid: Sequence[Setting]) -> None:
+    """Options that can't apply, and folds without an instance of either gold answer."""
+    from experiments.groups import grouped
+
+    params = {setting.label: setting.params for setting in grid}
+    probe_options.check(config.probe, params)
+    grouped(params, config.table.rows)
     least = config.limit * len(grid) // 2
-    if least < config.probe.folds:
+    if config.probe.folds is not None and least < config.probe.folds:
         raise UsageError(
             f"probe.folds is {config.probe.folds} but there are {least} instances of either gold answer: raise limit to "
             f"{-(-2 * config.probe.folds // len(grid))}, or lower probe.folds"
         )
 
 
-def _check_context(study: _Study) -> None:
+def _check_context(study: Study) -> None:
     longest = max(len(prompt.ids) for prompt in study.prompts)
     context, asked = study.model.context, study.config.max_tokens
     if context is not None and longest + asked > context:
@@ -152,9 +184,10 @@ def _check_context(study: _Study) -> None:
         )
 
 
-def _announce(study: _Study) -> None:
+def _announce(study: Study) -> None:
     """The plan, before anything is computed; a run that does not fit on the disk is refused here."""
-    from experiments.inside import plan
+    from experiments import fitting
+    from experiments.inside import component_sites, plan
 
     size = plan(study.model, study.config).size(study.model, study.prompts) * len(study.arms)
     stored = sum(file.stat().st_size for file in study.run.activations.rglob("*.h5"))
@@ -162,8 +195,12 @@ def _announce(study: _Study) -> None:
     tokens = sum(len(prompt.ids) for prompt in study.prompts)
     study.reporter.say(
         f"{study.config.model}: arms {', '.join(study.arms)}; {len(study.prompts)} prompts, {tokens:,} tokens an arm, "
-        f"two forward passes a prompt and arm before patching; activations {size / 2**20:.0f} MiB -> {study.run.path}"
+        f"two forward passes a prompt and arm before patching; activations {size / 2**20:.0f} MiB; "
+        f"{len(fitting.curves(study.params, study.config))} probe curves of {study.model.n_layers} layers an arm, "
+        f"{fitting.fits(study.params, study.model.n_layers, len(study.arms), study.config):,} fits -> {study.run.path}"
     )
+    if reason := component_sites(study.model)[1]:
+        study.reporter.say(f"readouts are not shared out over components: {reason}")
     needed = max(size - stored, 0) + SPARE_BYTES
     if needed > free and not study.run.begun():
         raise RunError(
@@ -172,7 +209,7 @@ def _announce(study: _Study) -> None:
         )
 
 
-def _ask(study: _Study, arm: str) -> None:
+def _ask(study: Study, arm: str) -> None:
     if study.run.has_table("behaviour"):
         return
     with study.reporter.stage(f"ask {arm}", len(study.prompts)) as done:
@@ -188,96 +225,67 @@ def _ask(study: _Study, arm: str) -> None:
         )
 
 
-def _look_inside(study: _Study, arm: str) -> None:
+def _look_inside(study: Study, arm: str) -> None:
     from experiments import inside
 
-    run, config, model = study.run, study.config, study.model
-    # Patching reads the store, so it has to be whole until the causes are found.
-    if run.has_table(f"attribution-{arm}") or run.has_table("attribution"):
+    run, config, model, labels = study.run, study.config, study.model, study.answers.labels
+    # What comes later reads the store, so it has to be whole until the last table is there.
+    if all(run.has_table(name) for name in (*arm_tables(config), *PROBE_TABLES)):
         return
-    labels = study.answers.labels
     with study.reporter.stage(f"capture {arm}", len(study.prompts)) as done:
         store = inside.capture(run.activations / arm, model, study.asked, study.prompts, study.answers, config, done)
-    table = _once(run, f"readout-{arm}", lambda: inside.readout_table(store, study.asked, model))
-    with study.reporter.stage(f"probes {arm}", 1):
-        if not run.has_table(f"probe_rows-{arm}"):
-            by_layer, by_row = inside.probe_tables(store, table, labels, model.n_layers, config)
-            run.write_table(f"probes-{arm}", by_layer)
-            run.write_table(f"probe_rows-{arm}", by_row)
+    table = once(run, "readout", arm, lambda: inside.readout_table(store, study.asked, model))
     with study.reporter.stage(f"lens {arm}", 1):
-        _once(
+        once(
             run,
-            f"lens-{arm}",
+            "lens",
+            arm,
             lambda: inside.lens_table(store, table, model, study.answers, model.n_layers, config),
         )
-        _once(run, f"decomposition-{arm}", lambda: inside.decomposition_table(table, labels, config))
+        once(run, "decomposition", arm, lambda: inside.decomposition_table(table, labels, study.params, config))
+    if config.lens.tuned:
+        with study.reporter.stage(f"tuned lens {arm}", 1):
+            once(run, TUNED, arm, lambda: inside.tuned_lens_table(store, table, model, study.answers, config))
+    with study.reporter.stage(f"contributions {arm}", 1):
+        once(run, "contributions", arm, lambda: inside.contribution_table(store, table, model, study.answers))
 
 
-def _find_causes(study: _Study, arm: str) -> None:
+def _find_causes(study: Study, arm: str) -> None:
     from activations.store import ActivationStore
     from experiments import causes
-    from experiments.link import attribution
 
     run, reporter = study.run, study.reporter
-    if run.has_table(f"attribution-{arm}") or run.has_table("attribution"):
+    if all(run.has_table(name) for name in ARM_TABLES):
         return
     data = causes.Arm(
         run=run,
         model=study.model,
         name=arm,
         store=ActivationStore.open(run.activations / arm),
-        table=run.table(f"readout-{arm}"),
+        table=arm_table(run, "readout", arm),
         prompts=study.prompts,
         answers=study.answers,
         config=study.config,
     )
     count = causes.chunk_count
     with reporter.stage(f"patch residuals {arm}", count(causes.patch_transfers(data))) as done:
-        patch = causes.patch_table(data, done)
+        if not run.has_table("patch"):
+            causes.patch_table(data, done)
     with reporter.stage(f"patch heads {arm}", count(causes.head_transfers(data))) as done:
-        heads = causes.head_table(data, done)
+        heads = arm_table(run, "heads", arm) if run.has_table("heads") else causes.head_table(data, done)
     with reporter.stage(f"ablate heads {arm}", count(causes.ablate_transfers(data))) as done:
-        causes.ablate_table(data, heads, done)
-    everything = run.table("behaviour")
-    _once(
+        if not run.has_table("ablate"):
+            causes.ablate_table(data, heads, done)
+    once(
         run,
-        f"attribution-{arm}",
-        lambda: attribution(
-            everything[everything["arm"] == arm],
-            data.table,
-            run.table(f"probes-{arm}"),
-            run.table(f"probe_rows-{arm}"),
-            run.table(f"decomposition-{arm}"),
-            patch,
-            study.answers.labels,
-            threshold=study.config.probe.threshold,
-        ),
+        "attribution",
+        arm,
+        lambda: attribute(run, arm, arm_table(run, "behaviour", arm), study.answers.labels, study.config),
     )
-
-
-def _once(run: RunDirectory, name: str, make: Any) -> pd.DataFrame:
-    """A table, computed unless it is there; always read back, so that a resumed run sees the same bytes."""
-    if not run.has_table(name):
-        run.write_table(name, make())
-    return run.table(name)
-
-
-def _join(run: RunDirectory, name: str, arms: Sequence[str]) -> None:
-    """One tidy table with a column ``arm`` out of the tables of the arms."""
-    import pandas as pd
-
-    if run.has_table(name):
-        return
-    parts = []
-    for arm in arms:
-        part = run.table(f"{name}-{arm}")
-        part.insert(0, "arm", arm)
-        parts.append(part)
-    run.write_table(name, pd.concat(parts, ignore_index=True))
 
 
 def _clean(run: RunDirectory, arms: Sequence[str]) -> None:
     """Remove the tables of single arms, now that each is part of a joined one."""
-    for name in ARM_TABLES:
+    for name in (*ARM_TABLES, TUNED):
         for arm in arms:
             (run.tables / f"{name}-{arm}.parquet").unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.causes import DONORS, ranking
+from experiments.curves import probes
 from experiments.inside import DECOMPOSED, PAIR, design
 from experiments.link import ABOVE_CHANCE, KINDS, OUTCOMES
 from experiments.profiles import contrast, profile, reading
@@ -39,10 +40,13 @@ def headline(tables: Mapping[str, pd.DataFrame], arms: Sequence[str], labels: Se
             arm: {
                 "behaviour": behaviour(of["behaviour"][arm], of["readout"][arm], config),
                 "decomposition": decomposition(of["decomposition"][arm]),
-                "probes": probes(of["probes"][arm], config),
+                "probes": probes(tables, arm, config),
+                "lens": settled(of["lens"][arm]),
+                "components": components(of["components"][arm]),
                 "patching": patching(of["patch"][arm], config),
                 "ablation": ablation(of["heads"][arm], of["ablate"][arm], of["readout"][arm], labels, config),
                 "link": link(of["attribution"][arm]),
+                "attribution": labels_found(of["attribution_shares"][arm], of["attribution_calibration"][arm]),
             }
             for arm in arms
         },
@@ -76,26 +80,52 @@ def decomposition(table: pd.DataFrame) -> dict[str, Any]:
     return found
 
 
-def probes(table: pd.DataFrame, config: Config) -> dict[str, Any]:
-    """Best layer, first readable layer and the null, by presentation."""
+def settled(table: pd.DataFrame) -> dict[str, Any]:
+    """Where the answer settles through the lens, and how often the gold answer led and was overtaken."""
     found = {}
     for kind, part in table.groupby("presentation", sort=False):
-        best = part.loc[part["auroc"].idxmax()]
-        reached = part[part["auroc"] >= config.probe.threshold]["layer"]
+        one = part.iloc[0]
         found[str(kind)] = {
-            "auroc": float(best["auroc"]),
-            "auroc_low": float(best["auroc_low"]),
-            "auroc_high": float(best["auroc_high"]),
-            "layer": int(best["layer"]),
-            "transfer_auroc": float(best["transfer_auroc"]),
-            "null_high_at_layer": float(best["null_high"]),
-            "p_max": float(best["p_max"]),
-            "first_layer": int(reached.iloc[0]) if len(reached) else None,
-            "first_layer_reason": "" if len(reached) else f"no layer reaches AUROC {config.probe.threshold}",
-            "n": int(best["n"]),
-            "method": f"{best['method']}; low and high are the lowest and highest fold",
-        }
+            "settled": {"value": one["settled"], "low": one["settled_low"], "high": one["settled_high"], "n": one["n"],
+                        "method": "median over prompts of the first layer from which the answer stays"},
+            "overtaken": {"value": one["overtaken"], "mirror": one["overtaken_mirror"], "n": one["n"],
+                          "method": "share of wrong readouts in which the gold answer led at an earlier layer; mirror: of "
+                          "right readouts in which the wrong answer did"},
+        }  # fmt: skip
     return found
+
+
+TOP = 10  # components listed by signal and by default
+
+
+def components(table: pd.DataFrame) -> dict[str, Any]:
+    """The components with the largest part of δ and s, and those whose part changed most from the base."""
+    found: dict[str, Any] = {}
+    for (kind, what), part in table.groupby(["presentation", "what"], sort=False) if len(table) else ():
+        parts = part[part["kind"] != "readout"]
+        found.setdefault(str(kind), {})[str(what)] = {
+            **{by: _largest(parts, by) for by in ("signal", "delta")}, "method": part["method"].iloc[0]
+        }  # fmt: skip
+    return found
+
+
+def _largest(parts: pd.DataFrame, by: str) -> list[dict[str, Any]]:
+    order = parts[by].abs().sort_values(ascending=False, kind="stable").index[:TOP]
+    names = ("component", by, f"{by}_low", f"{by}_high", "n", "reason")
+    return [{name: one[name] for name in names} for one in parts.loc[order].to_dict("records")]
+
+
+def labels_found(shares: pd.DataFrame, calibration: pd.DataFrame) -> dict[str, Any]:
+    """How often each label of failure occurs among wrong readouts, and how often it comes back."""
+    whole = shares[shares["stratum"] == "all"]
+    return {
+        "shares": {str(one["label"]): _without(one, "stratum", "of", "label") for one in whole.to_dict("records")},
+        "calibration": [_without(one) for one in calibration.to_dict("records")],
+    }
+
+
+def _without(record: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {str(name): value for name, value in record.items() if name not in names}
 
 
 def patching(table: pd.DataFrame, config: Config) -> dict[str, Any]:

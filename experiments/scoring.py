@@ -77,6 +77,8 @@ def score(directory: Path, other: tuple[str, EvalConfig] | None = None) -> Score
         new = _read_again(run, family, arms)
         _same_rows(run, old, new)
         changed = _changed(old, new)
+        if values["command"] == "run":
+            _refuse_probes_of_answers(directory, values, changed)
         old_parser = values["parser_version"]
         values = {key: value for key, value in values.items() if key != "digest"} | {"parser_version": PARSER_VERSION}
         # Last comes the version: a kill before leaves a run that says it was read by the old parser, to be scored again.
@@ -180,33 +182,35 @@ def _conclude_study(
 ) -> dict[str, Any]:
     import pandas as pd
 
-    from experiments.link import attribution
-    from experiments.pipeline import TABLES
+    from experiments.pipeline import conclude
+    from experiments.probing import attribute, label_shares
     from experiments.report import write as write_report
-    from experiments.results import headline
 
-    known = {key: value for key, value in values.items() if key in Config.model_fields and key != "params"}
-    config = Config(**known)
-    labels = ("yes", "no")
-    tables = {name: run.table(name) for name in TABLES if name not in ("behaviour", "attribution")}
-
-    def of(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
-        return frame[frame["arm"] == arm].drop(columns="arm").reset_index(drop=True)
-
+    config, labels = _study_config(values), ("yes", "no")
     linked = []
     for arm in arms:
-        readout, probes, rows, split, patch = (
-            of(tables[name], arm) for name in ("readout", "probes", "probe_rows", "decomposition", "patch")
-        )
-        part = attribution(
-            table[table["arm"] == arm], readout, probes, rows, split, patch, labels, threshold=config.probe.threshold
+        part = attribute(
+            run, arm, table[table["arm"] == arm].drop(columns="arm").reset_index(drop=True), labels, config
         )
         part.insert(0, "arm", arm)
         linked.append(part)
     run.write_table("behaviour", table)
     run.write_table("attribution", pd.concat(linked, ignore_index=True))
-    tables |= {name: run.table(name) for name in ("behaviour", "attribution")}
-    results: dict[str, Any] = headline(tables, arms, labels, config)
-    run.write_json("results.json", results)
+    run.write_table("attribution_shares", label_shares(run.table("attribution")))
+    results = conclude(run, arms, labels, values["params"], config)
     write_report(run)
     return results
+
+
+def _study_config(values: Mapping[str, Any]) -> Config:
+    return Config(**{key: value for key, value in values.items() if key in Config.model_fields and key != "params"})
+
+
+def _refuse_probes_of_answers(directory: Path, values: Mapping[str, Any], changed: int) -> None:
+    """Probes that were trained on answers as they were read before would stand beside other answers."""
+    targets = [one for one in _study_config(values).probe.target if one in ("answer", "correct")]
+    if targets and changed:
+        raise RunError(
+            f"{changed} answers of {directory} are read differently now, and its probes for {targets[0]} were trained on "
+            "the old reading: repeat the run with another --out"
+        )

@@ -31,6 +31,7 @@ def show(results: dict[str, Any], directory: Path) -> None:
     for name, cell in _LINES:
         table.add_row(name, *(cell(found) for found in arms.values()))
     console.print(table)
+    _show_table(results, console)
     for arm, found in arms.items():
         console.print(_link(arm, found))
     for arm, found in results["comparison"].items():
@@ -40,6 +41,19 @@ def show(results: dict[str, Any], directory: Path) -> None:
         parts.append(f"signal s {signal['signal']:+.2f} [{signal['signal_low']:+.2f}, {signal['signal_high']:+.2f}]")
         console.print(f"{arm} less base: {'; '.join(parts)}", highlight=False)
     console.print(f"report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def _show_table(results: dict[str, Any], console: Console) -> None:
+    """The table that the configuration asks for; a run made before there was one has none."""
+    import pandas as pd
+
+    from experiments import run_table
+    from experiments.config import RunTable
+
+    made = results.get("table")
+    if made is not None:
+        table = run_table.show(pd.DataFrame(made["rows"]), RunTable(**made["spec"]), len(results["arms"]))
+        _print_whole(console, table)
 
 
 def _link(arm: str, found: dict[str, Any]) -> Any:

@@ -46,11 +46,12 @@ def binary(name: str, values: npt.ArrayLike) -> IntArray:
 
 
 def finite(name: str, values: npt.NDArray[Any]) -> None:
-    """Refuse NaN and infinity in `values` [layer, row, feature]; name the first layer that holds one."""
+    """Refuse NaN and infinity in `values` [layer, row, feature]; name the first layer and row that hold one."""
     for layer, rows in enumerate(values):
         bad = int(np.size(rows) - np.count_nonzero(np.isfinite(rows)))
         if bad:
+            first = int(np.flatnonzero(~np.isfinite(rows).reshape(len(rows), -1).all(axis=1))[0])
             raise ProbeError(
-                f"{name} holds {bad} values that are not finite at layer {layer}; "
+                f"{name} holds {bad} values that are not finite at layer {layer}, first in row {first}; "
                 "a probe needs finite activations, capture them again in float32 or bfloat16"
             )

@@ -8,238 +8,256 @@ Objective, for each label set, with C = `penalty` and an intercept that is not p
     |w|^2 / 2  +  C * sum over rows of log(1 + exp(m)) - y * m,      m = x . w + b
 
 Mechanism.
-1. Rotation. The L2 term does not change when the features are rotated, and the optimal w lies in the span of the rows.
-   So the rows are expressed once in their own singular basis: min(rows, features) columns, mutually orthogonal. This is
-   exact, and the solution is rotated back.
-2. Newton's method, all label sets side by side. Each Newton system is solved by conjugate gradients, whose only
-   expensive step is one product with the rows, shared by all label sets. In the singular basis the Hessian with equal
-   row weights is diagonal; that diagonal, at the label set's mean row weight, is the preconditioner.
-3. Damping. A step is halved until the objective falls (Armijo), separately for each label set.
-4. Stopping. A label set is done, and leaves the batch, when its gradient norm is `tolerance` times the one at zero
-   weights. The objective is 1-strongly convex in w, so the remaining error in w is at most about that gradient norm. If
-   any label set does not get there, the whole fit is an error: a half-fitted probe looks like a weak one.
+1. Newton's method, all label sets side by side, each Newton system solved by preconditioned conjugate gradients. The
+   preconditioner is the Hessian with one row weight for all rows and sets. `probes.logistic_spaces` chooses coordinates
+   in which it is the identity, so that an iteration is one product shared by all label sets, or two when rows outnumber
+   features. The preconditioner does not change the solution.
+2. Two precisions. Gradients and the state are float64; the directions, which only have to point downhill, are found in
+   float32. An error there costs a step, not exactness.
+3. Start. With one weight for all rows, Newton's system is solved in closed form: the ridge solution. Scaled by a
+   one-dimensional search, it lands near the optimum. If the rows weigh much less there, the preconditioner is renewed.
+4. Damping. A step is halved until the objective no longer rises notably at its end, separately for each label set.
+5. Stopping. A label set is done, and leaves the batch, when a whole Newton step moved its weights by at most `tolerance`
+   in Euclidean norm and its gradient fell as it should after such a step. The error that is left is a small part of that
+   step, since the step was solved to a twentieth and Newton's own error is the square: at the default no weight is off
+   by more than about 1e-5. If a label set does not get there, the whole fit is an error: a half-fitted probe looks like
+   a weak one.
 
-Constraints. The batch holds [rows, label sets] arrays in float64, so memory is a few times rows x label sets. The basis
-comes from the smaller Gram matrix, whose rounding is about 1e-16 times its largest eigenvalue; times C, that bounds how
-exact the weights are. It is far below 1e-4 for standardised features and C up to about 1,000.
+Constraints. The batch holds a few [row, label set] arrays. Float32 directions bound how large C may get: on standardised
+features the weights are right to 1e-4 up to C = 100 and beyond, and a set whose gradient does not fall is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit
 
-from probes.arrays import FloatArray, IntArray
-from probes.errors import ConvergenceError, ProbeError
+from probes.arrays import BoolArray, FloatArray
+from probes.directions import Directions, both_classes
+from probes.errors import ConvergenceError
+from probes.logistic_spaces import FeatureSpace, RowSpace, Small, dot
 
-# Sufficient decrease of the line search, and the slack that keeps rounding in the objective from rejecting a good step.
-_ARMIJO = 1e-4
-_SLACK = 1e-10
-_SHORTEST_STEP = 1e-10
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Standardiser:
-    """Feature means and scales of one set of training rows, to be applied to any rows.
-
-    A constant feature gets scale 1. Its computed standard deviation is rounding, not spread, and dividing by it would
-    turn a feature that says nothing into the largest one.
-    """
-
-    mean: FloatArray
-    scale: FloatArray
-
-    @classmethod
-    def of(cls, rows: npt.NDArray[np.floating]) -> Standardiser:
-        """Measure `rows` [row, feature] (population standard deviation, as scikit-learn's StandardScaler)."""
-        mean = rows.mean(axis=0, dtype=np.float64)
-        variance = np.square(rows - mean).mean(axis=0)
-        epsilon = np.finfo(np.float64).eps
-        rounding = len(rows) * epsilon * variance + np.square(len(rows) * mean * epsilon)
-        scale = np.where(variance <= rounding, 1.0, np.sqrt(variance))
-        return cls(mean=mean, scale=scale)
-
-    def __call__(self, rows: npt.NDArray[np.floating]) -> FloatArray:
-        """Return the standardised `rows` [row, feature] in float64."""
-        standardised: FloatArray = (np.asarray(rows, dtype=np.float64) - self.mean) / self.scale
-        return standardised
+TOLERANCE = 1e-3
+# How far each Newton system is solved: the residual in its natural norm, relative to where it began.
+_LOOSEST, _TIGHTEST = 0.5, 0.05
+# A last step must have brought the squared gradient down to this part, or to this part of where it began.
+_FALL, _FLOOR = 0.1, 1e-12
+# A squared gradient that is rounding and nothing else: where features are constant, the start is the optimum.
+_ROUNDING = 1e-20
+_MOST_ITERATIONS = 200
+# A step may leave this part of its initial slope going up.
+_OVERSHOOT = 0.25
+_SHORTEST_STEP = 1e-8
+# The preconditioner's row weight, of the penalty, until rows turn out to weigh much less (their most is 1/4).
+_TYPICAL_WEIGHT = 0.06
+# Then, as part of the smallest mean over label sets. Below every set's own mean, the directions that
+# the rows do not span (eigenvalue 1) stay inside each set's spectrum, where conjugate gradients do not amplify them.
+_SHARED_WEIGHT = 0.5
+# Of the penalty: where every row of a set is certain, its curvature says nothing about the steps before.
+_LEAST_WEIGHT = 1e-6
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Logistic:
-    """The optimum of every label set: weights [feature, set], intercept [set], and the steps the slowest one took."""
+    """Training rows [row, feature] on which any number of label sets and penalties can be fitted."""
 
-    weights: FloatArray
-    intercept: FloatArray
-    steps: int
+    def __init__(self, rows: FloatArray) -> None:
+        self._mean = rows.mean(axis=0)
+        centred = rows - self._mean
+        self._space = RowSpace(centred) if rows.shape[0] <= rows.shape[1] else FeatureSpace(centred)
 
-    def decision(self, rows: FloatArray) -> FloatArray:
-        """Return the decision values [row, set] in logits; positive means label 1."""
-        values: FloatArray = rows @ self.weights + self.intercept
-        return values
+    def fit(
+        self, labels: npt.ArrayLike, *, penalty: float, tolerance: float = TOLERANCE, max_steps: int = 50
+    ) -> Directions:
+        """Fit every column of `labels` [row, set] (0/1) with C = `penalty`."""
+        targets = both_classes(labels)
+        state, intercept, steps = _newton(
+            self._space, targets, penalty=penalty, tolerance=tolerance, max_steps=max_steps
+        )
+        weights = self._space.weights(state)
+        return Directions(weights=weights, intercept=intercept - self._mean @ weights, steps=steps)
 
 
 def fit_logistic(
     rows: FloatArray,
-    labels: IntArray | FloatArray,
+    labels: npt.ArrayLike,
     *,
     penalty: float = 1.0,
-    tolerance: float = 1e-8,
-    max_steps: int = 100,
-) -> Logistic:
+    tolerance: float = TOLERANCE,
+    max_steps: int = 50,
+) -> Directions:
     """Fit `rows` [row, feature] to every column of `labels` [row, set] (0/1); each column needs both classes."""
-    targets = np.asarray(labels, dtype=np.float64)
-    share = targets.mean(axis=0)
-    if ((share == 0) | (share == 1)).any():
-        constant = int(((share == 0) | (share == 1)).sum())
-        raise ProbeError(
-            f"{constant} of {targets.shape[1]} label sets have one class in {len(targets)} training rows; "
-            "each needs rows of both"
-        )
-    basis, unrotate = _singular_basis(rows)
-    # The intercept rides along as a last column of ones with ridge 0, so every formula below covers it.
-    columns = np.hstack([basis, np.ones((len(basis), 1))])
-    start = np.zeros((columns.shape[1], targets.shape[1]))
-    start[-1] = np.log(share / (1 - share))
-    solution, steps = _newton(columns, targets, start, penalty=penalty, tolerance=tolerance, max_steps=max_steps)
-    return Logistic(weights=unrotate(solution[:-1]), intercept=solution[-1], steps=steps)
-
-
-def _singular_basis(rows: FloatArray) -> tuple[FloatArray, Callable[[FloatArray], FloatArray]]:
-    """Return the rows in their singular basis [row, rank], and the way back for weights, [rank, set] to [feature, set].
-
-    The smaller Gram matrix is decomposed. Directions whose eigenvalue is below its rounding error are dropped: they
-    carry no measurable part of any row, and dividing by their size would only amplify noise.
-    """
-    wide = rows.shape[0] < rows.shape[1]
-    gram = rows @ rows.T if wide else rows.T @ rows
-    values, vectors = np.linalg.eigh(gram)
-    keep = values > values[-1] * len(gram) * np.finfo(np.float64).eps
-    values, vectors = values[keep], vectors[:, keep]
-    if wide:
-        size = np.sqrt(values)
-        return vectors * size, lambda weights: rows.T @ (vectors @ (weights / size[:, None]))
-    return rows @ vectors, lambda weights: vectors @ weights
+    return Logistic(rows).fit(labels, penalty=penalty, tolerance=tolerance, max_steps=max_steps)
 
 
 def _newton(
-    columns: FloatArray, labels: FloatArray, start: FloatArray, *, penalty: float, tolerance: float, max_steps: int
-) -> tuple[FloatArray, int]:
-    """Minimise the objective of every label set; return the coefficients [column, set] and the number of steps."""
-    ridge = np.ones((len(start), 1))
-    ridge[-1] = 0.0
-    sizes = np.square(columns).sum(axis=0)[:, None]
-    solution = np.empty_like(start)
-    active = np.arange(start.shape[1])
-    weights, margins = start, columns @ start
-    initial = np.zeros(0)
-    floor = penalty * len(labels) * 1e3 * np.finfo(np.float64).eps
+    space: RowSpace | FeatureSpace, targets: FloatArray, *, penalty: float, tolerance: float, max_steps: int
+) -> tuple[FloatArray, FloatArray, int]:
+    """Minimise the objective of every label set; return the states, intercepts and the steps of the slowest."""
+    sets = targets.shape[1]
+    solution, offsets = np.zeros((space.size, sets)), np.zeros(sets)
+    active = np.arange(sets)
+    space.precondition(_TYPICAL_WEIGHT * penalty)
+    state, intercept, margins = _start(space, targets, penalty)
+    near = np.zeros(sets, dtype=np.bool_)
+    first = last = np.full(sets, np.inf, dtype=np.float32)
     for step in range(max_steps + 1):
-        chance = expit(margins)
-        gradient = ridge * weights + penalty * (columns.T @ (chance - labels))
-        norm = np.sqrt(_dot(gradient, gradient))
-        if step == 0:
-            initial = norm
-        # Constant features make the start the optimum; its gradient is then rounding, which no step can halve.
-        going = norm > np.maximum(tolerance * initial, floor)
-        solution[:, active[~going]] = weights[:, ~going]
-        if not going.any():
-            return solution, step
-        if not going.all():
-            active, norm, initial = active[going], norm[going], initial[going]
-            labels, chance, gradient = labels[:, going], chance[:, going], gradient[:, going]
-            weights, margins = weights[:, going], margins[:, going]
+        chance = _sigmoid(margins)
+        pull = penalty * (chance - targets)
         curvature = penalty * chance * (1 - chance)
-        # Superlinear convergence: the nearer the optimum, the more exactly the Newton system is solved.
-        enough = norm * np.minimum(0.5, np.sqrt(norm / initial))
-        move, shift = _direction(columns, ridge, sizes, curvature, gradient, enough=enough)
-        length = _step_length(ridge, weights, move, margins, shift, labels, penalty=penalty, slope=_dot(gradient, move))
-        weights = weights + length * move
-        margins = margins + length * shift
+        if step == 0:
+            shared = _SHARED_WEIGHT * float(curvature.mean(axis=0).min())
+            if shared < space.weight / 4:
+                space.precondition(max(shared, _LEAST_WEIGHT * penalty))
+        slope, level = space.gradient(state, pull), pull.sum(axis=0)
+        begin = _Energy.of(space, -slope, -level)
+        if step == 0:
+            first = begin.value
+        done = (near & (begin.value <= _FALL * last)) | (begin.value <= _FLOOR * first) | (begin.value <= _ROUNDING)
+        if done.any():
+            solution[:, active[done]], offsets[active[done]] = state[:, done], intercept[done]
+            if done.all():
+                return solution, offsets, step
+            going = ~done
+            active, targets, intercept, begin = active[going], targets[:, going], intercept[going], begin.of_sets(going)
+            state, margins, first, last = state[:, going], margins[:, going], first[going], last[going]
+            pull, curvature = pull[:, going], curvature[:, going]
+        # The nearer the optimum, the more exactly: superlinear convergence.
+        enough = np.clip(np.sqrt(begin.value / last), _TIGHTEST, _LOOSEST)
+        move, shift = _direction(space, curvature, begin, goal=enough * enough * begin.value)
+        last = begin.value
+        delta, image = space.step(move)
+        along = image + shift
+        # The objective along the step of length t has the slope `rising` + t * `square` + the rows' own part.
+        rising, square = space.dot(state, delta, image), space.dot(delta, delta, image)
+        length = _damping(margins, along, targets, pull, rising=rising, square=square, penalty=penalty)
+        state += length * delta
+        intercept = intercept + length * shift
+        margins += length * along
+        # A damped step says nothing about how near the end is.
+        near = (square <= tolerance**2) & (length == 1.0)
     raise ConvergenceError(
-        f"{len(active)} label sets did not converge in {max_steps} Newton steps "
-        f"(gradient {float((norm / initial).max()):.1e} of its start, needed {tolerance:.0e}); "
-        "use a smaller penalty (C)"
+        f"{len(active)} of {sets} label sets did not converge in {max_steps} Newton steps at penalty (C) {penalty:g} "
+        f"(last step {float(np.sqrt(square.max())):.1e}, needed {tolerance:.0e}); use a smaller penalty (C)"
     )
 
 
+def _start(
+    space: RowSpace | FeatureSpace, targets: FloatArray, penalty: float
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the scaled ridge solution: states, intercepts and margins."""
+    share = targets.mean(axis=0)
+    intercept = np.log(share / (1 - share))
+    state, image = space.step(space.gradient(np.zeros((space.size, len(share))), penalty * (targets - share)))
+    square = space.dot(state, state, image)
+    length = np.ones(len(share))
+    for _ in range(3):  # Newton's method for the best length; the objective is convex along it
+        chance = _sigmoid(intercept + length * image)
+        slope = length * square + penalty * dot(chance - targets, image)
+        bend = square + penalty * dot(chance * (1 - chance) * image, image)
+        length = np.clip(length - _ratio(slope, bend), 0.25 * length, 4.0 * length)
+    return length * state, intercept, intercept + length * image
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Energy:
+    """A residual (the negative gradient) in float32, what it does to the margins, and its squared norm by set."""
+
+    residual: Small
+    rest: Small
+    image: Small
+    value: Small
+    scale: np.float32
+
+    @classmethod
+    def of(cls, space: RowSpace | FeatureSpace, residual: FloatArray, rest: FloatArray) -> _Energy:
+        """Measure the residual of weights (in coordinates) and of intercepts [set]."""
+        left, right = residual.astype(np.float32), rest.astype(np.float32)
+        image = space.image(left)
+        scale = np.float32(1 / (len(image) * space.weight))
+        return cls(left, right, image, space.inner(left, image, left) + scale * right * right, scale)
+
+    def of_sets(self, sets: BoolArray) -> _Energy:
+        """Keep some label sets."""
+        return _Energy(self.residual[:, sets], self.rest[sets], self.image[:, sets], self.value[sets], self.scale)
+
+
 def _direction(
-    columns: FloatArray,
-    ridge: FloatArray,
-    sizes: FloatArray,
-    curvature: FloatArray,
-    gradient: FloatArray,
-    *,
-    enough: FloatArray,
+    space: RowSpace | FeatureSpace, curvature: FloatArray, begin: _Energy, *, goal: Small
 ) -> tuple[FloatArray, FloatArray]:
-    """Solve the Newton systems by preconditioned conjugate gradients; return the moves and how they shift the margins.
+    """Solve the Newton systems by conjugate gradients until the energy is at the `goal` [set]; return the moves.
 
     Stopping early is safe at any point: conjugate gradients from zero always give a direction of descent.
     """
-    inverse = 1.0 / np.maximum(ridge + sizes * curvature.mean(axis=0), np.finfo(np.float64).tiny)
-    move = np.zeros_like(gradient)
-    shift = np.zeros_like(curvature)
-    residual = -gradient
-    search = inverse * residual
-    energy = _dot(residual, search)
-    for _ in range(2 * len(columns)):
-        image = columns @ search
-        product = ridge * search + columns.T @ (curvature * image)
-        advance = _ratio(energy, _dot(search, product))
-        move += advance * search
-        shift += advance * image
-        residual -= advance * product
-        if (_dot(residual, residual) <= np.square(enough)).all():
+    weight = curvature.astype(np.float32)
+    residual, rest, energy, scale = begin.residual, begin.rest, begin.value, begin.scale
+    search, seen, offset = residual.copy(), begin.image.copy(), scale * rest
+    move, shift = np.zeros_like(residual), np.zeros_like(rest)
+    pull, part = np.empty_like(weight), np.empty_like(residual)
+    every = np.ones(len(weight), dtype=np.float32)
+    for _ in range(_MOST_ITERATIONS):
+        np.add(seen, offset, out=pull)
+        pull *= weight
+        change = every @ pull
+        product = space.product(search, seen, pull)
+        advance = _ratio(energy, space.inner(search, seen, product) + offset * change)
+        move += np.multiply(advance, search, out=part)
+        shift += advance * offset
+        product *= advance
+        residual -= product
+        space.centre(residual)
+        rest = rest - advance * change
+        image = space.image(residual)
+        last, energy = energy, space.inner(residual, image, residual) + scale * rest * rest
+        # Not above 0 is rounding: that label set is solved as far as float32 goes.
+        if ((energy <= goal) | ~(energy > 0)).all():
             break
-        scaled = inverse * residual
-        previous, energy = energy, _dot(residual, scaled)
-        search *= _ratio(energy, previous)
-        search += scaled
-    return move, shift
+        again = _ratio(energy, last)
+        search *= again
+        search += residual
+        seen *= again
+        seen += image
+        offset = again * offset + scale * rest
+    return move.astype(np.float64), shift.astype(np.float64)
 
 
-def _step_length(
-    ridge: FloatArray,
-    weights: FloatArray,
-    move: FloatArray,
+def _damping(
     margins: FloatArray,
-    shift: FloatArray,
-    labels: FloatArray,
+    along: FloatArray,
+    targets: FloatArray,
+    pull: FloatArray,
     *,
+    rising: FloatArray,
+    square: FloatArray,
     penalty: float,
-    slope: FloatArray,
 ) -> FloatArray:
-    """Halve each label set's step until its objective falls by a fair part of what the slope promises."""
-
-    def objective(length: FloatArray) -> FloatArray:
-        moved, at = weights + length * move, margins + length * shift
-        loss: FloatArray = (np.logaddexp(0.0, at) - labels * at).sum(axis=0)
-        return 0.5 * _dot(ridge * moved, moved) + penalty * loss
-
-    length = np.ones(weights.shape[1])
-    now = objective(np.zeros_like(length))
+    """Halve each label set's step until the objective, convex along it, is not left rising steeply at its end."""
+    allowed = _OVERSHOOT * np.abs(rising + dot(pull, along))
+    length = np.ones(len(rising))
     while True:
-        failed = objective(length) > now + _ARMIJO * length * slope + _SLACK * np.abs(now)
-        if not failed.any():
+        ends = rising + length * square + penalty * dot(_sigmoid(margins + length * along) - targets, along)
+        steep: BoolArray = ends > allowed + 1e-12
+        if not steep.any():
             return length
-        length = np.where(failed, length / 2, length)
+        length = np.where(steep, length / 2, length)
         if length.min() < _SHORTEST_STEP:
             raise ConvergenceError(
-                f"the line search of {int(failed.sum())} label sets shrank below {_SHORTEST_STEP:.0e}; "
-                "use a smaller penalty (C)"
+                f"the line search of {int(steep.sum())} label sets shrank below {_SHORTEST_STEP:.0e} at penalty (C) "
+                f"{penalty:g}; use a smaller penalty (C)"
             )
 
 
-def _dot(left: FloatArray, right: FloatArray) -> FloatArray:
-    """Return the inner product of each pair of columns."""
-    products: FloatArray = np.einsum("ij,ij->j", left, right)
-    return products
+def _sigmoid(values: FloatArray) -> FloatArray:
+    """Return 1 / (1 + exp(-values)); the hyperbolic tangent is the faster way to it, and cannot overflow."""
+    out = np.tanh(0.5 * values)
+    out *= 0.5
+    out += 0.5
+    return out
 
 
-def _ratio(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
+def _ratio(numerator: npt.NDArray[Any], denominator: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Divide, with 0 where a label set is already solved exactly (0 / 0)."""
-    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
+    ratio: npt.NDArray[Any] = np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
+    return ratio

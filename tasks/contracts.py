@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -144,11 +144,26 @@ class Parameter:
     other_choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class DerivedTarget:
+    """Something beside the gold answer that a probe may be trained to read off a prompt's activations.
+
+    Attributes:
+        help: one line that says when the label is 1.
+        label: 1 or 0 for a presentation of a set; None where the question makes no sense.
+    """
+
+    help: str
+    label: Callable[[MatchedSet, Presentation], int | None]
+
+
 class Family(Protocol):
     """A parameterised problem generator with an exact oracle.
 
     ``generate`` streams: item *i* is the same however many are asked for. ``verify`` solves a rendered set again by
     reading its text, with an algorithm of its own, and returns the labels it finds by presentation.
+
+    A family may have one method more, ``targets() -> Mapping[str, DerivedTarget]``; see ``tasks.targets``.
     """
 
     @property

@@ -17,6 +17,7 @@ from typing import Any
 
 from tasks.contracts import (
     SPLITS,
+    DerivedTarget,
     Grade,
     Instance,
     MatchedSet,
@@ -29,6 +30,7 @@ from tasks.contracts import (
 from tasks.ordering_layout import draw_distractors, draw_layout, draw_order, is_small, streams
 from tasks.ordering_params import OrderingParams, as_values, checked, parameters
 from tasks.ordering_solver import solve_text
+from tasks.ordering_targets import TARGETS
 from tasks.ordering_text import PRESENTATIONS, Renderer
 from tasks.parsing import parse_label
 from tasks.relations import relation_named
@@ -134,3 +136,6 @@ class Ordering:
     def verify(self, matched: MatchedSet) -> Mapping[str, str]:
         relation = relation_named(matched.instance.params["relation"])
         return {p.kind: solve_text(p.messages[-1].content, relation) for p in matched.presentations}
+
+    def targets(self) -> Mapping[str, DerivedTarget]:
+        return TARGETS

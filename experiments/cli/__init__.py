@@ -22,6 +22,8 @@ from experiments.errors import DONE, FAILED, GATE, INTERRUPTED, USAGE, GateError
 from experiments.cli import study, behaviour, families  # noqa: F401
 from experiments.cli import engine  # noqa: F401
 from experiments.cli import store  # noqa: F401
+from experiments.cli import explain  # noqa: F401
+from experiments.cli import probing  # noqa: F401
 # isort: on
 
 # typer carries its own copy of click in some versions and uses the installed one in others.

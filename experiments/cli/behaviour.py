@@ -68,17 +68,17 @@ def eval_command(
 
 @app.command()
 def recipes(json_: Json = False) -> None:
-    """List the recipes of `probe eval`: one a table or figure of behaviour."""
+    """List the recipes of `probe eval` (behaviour) and `probe run` (behaviour and what is inside)."""
     import json
 
-    from experiments.recipes import describe, names
+    from experiments.recipes import command, describe, names
 
-    found = {name: describe(name) for name in names()}
+    found = {name: {"command": command(name), "asks": describe(name)} for name in names()}
     if json_:
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
         return
-    for name, text in found.items():
-        sys.stdout.write(f"{name:<22} {text}\n")
+    for name, one in found.items():
+        sys.stdout.write(f"{one['command']:<5}{name:<22} {one['asks']}\n")
 
 
 @app.command()

@@ -14,17 +14,19 @@ from experiments.errors import RunError, UsageError
 
 @app.command()
 def families(json_: Json = False) -> None:
-    """List problem families with their parameters and allowed values."""
+    """List problem families with their parameters, allowed values, and the targets that probes can be fitted to."""
     import json
     from dataclasses import asdict
 
     from tasks.registry import family, family_names
+    from tasks.targets import targets_of
 
     listed: list[dict[str, Any]] = []
     for name in family_names():
         found = family(name)
         parameters = [asdict(parameter) for parameter in found.parameters()]
-        listed.append({"name": found.name, "version": found.version, "parameters": parameters})
+        targets = {name: target.help for name, target in targets_of(found).items()}
+        listed.append({"name": found.name, "version": found.version, "parameters": parameters, "targets": targets})
     if json_:
         sys.stdout.write(json.dumps(listed, indent=1) + "\n")
         return
@@ -34,6 +36,8 @@ def families(json_: Json = False) -> None:
             default = parameter["default"]
             shown = ",".join(default) if isinstance(default, list) else default
             sys.stdout.write(f"  {parameter['name']}={shown}  {parameter['help']}\n      {parameter['allowed']}\n")
+        for name, help in entry["targets"].items():
+            sys.stdout.write(f"  target {name}  {help}\n")
 
 
 @app.command()

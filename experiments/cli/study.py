@@ -22,13 +22,19 @@ from experiments.cli.app import (
     app,
     default_name,
     flag,
+    libraries,
 )
 from experiments.errors import RunError
 
 
 @app.command("run")
 def run_command(
-    config: Annotated[str | None, typer.Argument(help="YAML file; without it, the built-in pair is studied.")] = None,
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="YAML file or name of a recipe (`probe recipes`); without it, the built-in pair is studied."
+        ),
+    ] = None,
     model: Model = None,
     adapter: Adapter = None,
     family: Family = None,
@@ -52,7 +58,8 @@ def run_command(
     flags = {"model": model, "adapter": tuple(adapter) if adapter else None, "family": family, "limit": limit,
              "seed": seed, "split": split, "device": device, "dtype": dtype}  # fmt: skip
     loaded = load(config, set_ or [], flags)
-    directory = out or Path("runs") / default_name(loaded.model, loaded.adapter)
+    study = f"{Path(config).stem}-" if config else ""
+    directory = out or Path("runs") / f"{study}{default_name(loaded.model, loaded.adapter)}"
     results = run(
         loaded,
         directory,
@@ -88,7 +95,6 @@ def check(
     from dataclasses import asdict
     from itertools import islice
 
-    from activations.backends import named
     from activations.checks import check as run_checks
     from activations.errors import ModelError
     from activations.model import load
@@ -98,13 +104,13 @@ def check(
         sets = islice(family_named("ordering").generate({"n": 6, "names": names}, seed=0, split="test"), 4)
         return loaded.encode([shown.chat() for matched in sets for shown in matched.presentations])
 
-    libraries = () if backends is None else named(backends)
+    wanted = libraries(backends)
     loaded = load(model, adapters=tuple(adapter or ()), device=device, dtype=dtype, any_base=any_base, verify=False)
     try:
         prompts = asked("census")
     except ModelError:  # a word-level tokenizer, such as the built-in model's, knows few names
         prompts = asked("builtin")
-    table = run_checks(loaded, prompts, backends=libraries)
+    table = run_checks(loaded, prompts, backends=wanted)
     if json_:
         sys.stdout.write(json.dumps([asdict(one) for one in table], indent=1) + "\n")
     else:

@@ -28,7 +28,8 @@ INK, SOFT, GRID, PAPER = "#22272e", "#5b6570", "#e3e6ea", "#ffffff"
 ARM_COLOURS = ("#3d434b", "#0072b2", "#cc79a7", "#009e73", "#d55e00", "#56b4e9")
 ARM_MARKERS = ("o", "s", "^", "D", "v", "P")
 RIGHT, WRONG = "#009e73", "#d55e00"
-KIND_COLOURS = {"overridden": "#e69f00", "unused": "#56b4e9", "unreadable": "#9aa2ab", "text": "#f0e442"}
+KIND_COLOURS = {"overridden": "#e69f00", "lost": "#cc79a7", "reversed": "#56b4e9", "not_decodable": "#9aa2ab",
+                "mixed": "#d9dde2", "text": "#f0e442"}  # fmt: skip
 CONTROL = "#8a929b"
 NULL = "#efe6cf"
 WIDTH = 500  # of a panel, in pixels: two stand side by side

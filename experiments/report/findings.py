@@ -24,6 +24,8 @@ UNSTABLE = 0.1  # lower end of U from which equal accuracies are said to hide ch
 AGREEING = 0.75  # lower end of ι from which agreement on wrong answers is pointed out
 SHARED_WRONG = 0.25  # lower end of D for the same
 FEWEST_WRONG = 20  # wrong answers below which their kinds are left to the table
+CHANCE = 0.5  # AUROC of a probe that knows nothing
+BASELINE_NAMES = {"embed": "the last token's embedding", "length": "prompt length", "tokens": "bag of tokens"}
 ONE_ANSWER = "One answer to most prompts"
 MISREAD = 0.02  # share of answers that could not be read, or that differ from the readout, from which the page says so
 
@@ -42,7 +44,8 @@ def findings(source: Source) -> list[Finding]:
     """What can be said, arm by arm, then base against adapters."""
     found = []
     for arm in source.arms:
-        rules = (_answers, _one_sided, _profile, _hidden, _shared, _readable, _kinds, _patched, _ablated, _unread)
+        rules = (_answers, _one_sided, _profile, _hidden, _shared, _readable, _surface, _kinds, _patched, _ablated,
+                 _unread)  # fmt: skip
         said = [one for rule in rules if (one := rule(source, arm)) is not None]
         if not any(one.lead == ONE_ANSWER for one in said) and (lean := _lean(source, arm)):
             said.insert(1, lean)
@@ -196,6 +199,31 @@ def _readable(source: Source, arm: str) -> Finding | None:
     return Finding(arm, lead, text, "probes")
 
 
+def _surface(source: Source, arm: str) -> Finding | None:
+    """A baseline that reads the gold answer without the model, about as well as the probe does."""
+    probes = source.arm(arm)["probes"]
+    parts = []
+    for kind in PAIR:
+        best = probes[kind]["auroc_low"]
+        fitted = [(name, one) for name, one in probes[kind]["baselines"].items() if one["auroc"] is not None]
+        name, one = max(fitted, key=lambda pair: pair[1]["auroc"], default=("", {"auroc_low": None}))
+        if (
+            best is not None
+            and one["auroc_low"] is not None
+            and one["auroc_low"] > CHANCE
+            and one["auroc_high"] >= best
+        ):
+            ends = span(one["auroc_low"], one["auroc_high"], sign=False)
+            parts.append(f"{one['auroc']:.2f} {ends} on {kind} prompts ({BASELINE_NAMES[name]})")
+    if not parts:
+        return None
+    text = (
+        f"A probe that does not look into the model reads the gold answer at AUROC {listed(parts)}: {shown(arm)}'s probes "
+        "may read the surface."
+    )
+    return Finding(arm, "Readable from the surface", text, "probes")
+
+
 def _kinds(source: Source, arm: str) -> Finding | None:
     counts = dict.fromkeys(KINDS, 0)
     for row in source.arm(arm)["link"]:
@@ -206,9 +234,11 @@ def _kinds(source: Source, arm: str) -> Finding | None:
     if total < FEWEST_WRONG:
         return None
     meaning = {
-        "overridden": "overridden (readable, and the instance's signal points to the gold answer: the default decided)",
-        "unused": "unused (readable, but the signal points away)",
-        "unreadable": "unreadable by the probe",
+        "overridden": "overridden (readable at the last layer, the signal points to the gold answer: the default decided)",
+        "lost": "lost (readable at an earlier layer, not at the last)",
+        "reversed": "reversed (readable at the last layer, but the signal points away)",
+        "not_decodable": "not decodable by the probes",
+        "mixed": "mixed (refitted probes do not agree)",
         "text": "a matter of the text (the readout gave the gold answer; the text was not read or says something else)",
     }
     ordered = sorted(KINDS, key=lambda kind: -counts[kind])

@@ -17,7 +17,15 @@ from markupsafe import Markup
 
 from experiments.inside import PAIR
 from experiments.link import KINDS, OUTCOMES
-from experiments.report import plots_behaviour, plots_causes, plots_inside, tables, tables_behaviour, tables_inside
+from experiments.report import (
+    plots_behaviour,
+    plots_causes,
+    plots_inside,
+    plots_parts,
+    tables,
+    tables_behaviour,
+    tables_inside,
+)
 from experiments.report.findings import Finding, findings, trade_off
 from experiments.report.pairs import pairs
 from experiments.report.source import Source, shown
@@ -30,6 +38,7 @@ SECTIONS = (
     ("comparison", "Adapter against base"),
     ("probes", "Probes"),
     ("lens", "Logit lens"),
+    ("components", "Components"),
     ("patching", "Patching"),
     ("heads", "Heads"),
     ("pairs", "Pairs"),
@@ -75,6 +84,13 @@ def _view(source: Source) -> dict[str, Any]:
         "differences_table": tables_behaviour.differences(source),
         "probes": plots_inside.probes(source),
         "probes_table": tables_inside.probes(source),
+        "by_setting": plots_inside.by_setting(source),
+        "transfer": plots_parts.transfer(source),
+        "between_arms": tables_inside.between_arms(source),
+        "labels": plots_parts.labels(source),
+        "calibration": tables_inside.calibration(source),
+        "components": plots_parts.components(source),
+        "component_change": plots_parts.component_change(source),
         "lens": plots_inside.lens(source),
         "lens_gap": _gap(float(source.tables["lens"]["gap"].max())),
         "patching": plots_causes.patching(source),
@@ -98,6 +114,7 @@ def _view(source: Source) -> dict[str, Any]:
         "outcomes": [(outcome, OUTCOME_NAMES[outcome]) for outcome in OUTCOMES],
         "outcome_names": OUTCOME_NAMES,
         "kinds": KINDS,
+        "presentations": PAIR,
         "threshold": source.resolved["probe"]["threshold"],
         "config": source.resolved,
         **_reproduce(source),

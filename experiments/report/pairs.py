@@ -1,8 +1,12 @@
-"""The pair browser: some pairs as the model saw them, with each arm's answers and what was measured.
+"""The pair browser: some pairs as the model saw them, with each arm's answers, what was measured, and why it failed.
 
-Which pairs: for every arm and every outcome in turn one pair, until the page is full, so that rare outcomes are there
-too. Within a class the order is that of a hash of the pair's name: no setting comes first, and the choice is the same
-for every writing of the report.
+Which pairs: for every arm in turn one pair of every outcome and then one of every label, until the page is full, so that
+rare ones are there too. Within a class the order is that of a hash of the pair's name: no setting comes first, and the
+choice is the same for every writing of the report.
+
+Filters work on two levels. Outcome and setting belong to the pair; label and presentation to an answer, and a pair is
+shown if one of its answers has both. Answers of a shown pair that do not match are dimmed, not hidden, since a pair is
+read as a whole.
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from experiments.inside import PAIR
-from experiments.link import OUTCOMES
+from experiments.explain import bars, sentence
+from experiments.items import PAIR
+from experiments.link import KINDS, OUTCOMES
 from experiments.report.source import Source, shown
 from experiments.report.text import DASH, clean, shortened, signed
 
@@ -39,7 +44,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one arm said to one presentation, and what was measured when it did."""
+    """What one arm said to one presentation, and what was measured when it did; logits are toward gold.
+
+    `bars` shows the held-out margins layer by layer, `agree` the share of fold splits behind the label; both may be empty.
+    """
 
     presentation: str
     text: str
@@ -47,8 +55,13 @@ class Answer:
     status: str
     correct: bool
     readout: str
-    readable: str
+    default: str
+    signal: str
     kind: str
+    agree: str
+    sentence: str
+    bars: str
+    tags: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +73,7 @@ class ArmAnswers:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A pair; ``tags`` is what the page's filter looks for."""
+    """A pair; ``tags``, here and in its answers, are what the page's filter looks for."""
 
     setting: str
     key: str
@@ -86,12 +99,13 @@ def pairs(source: Source, count: int = PAIRS) -> list[Pair]:
 
 def _choose(source: Source, count: int) -> list[tuple[str, str]]:
     classes = []
-    for arm in source.arms:
-        table = source.of("attribution", arm)
-        for outcome in OUTCOMES:
-            part = table.loc[table["outcome"] == outcome, ["setting", "key"]].drop_duplicates()
-            names = [(str(setting), str(key)) for setting, key in part.itertuples(index=False)]
-            classes.append(sorted(names, key=lambda name: hashlib.sha256(" ".join(name).encode()).digest()))
+    for column, values in (("outcome", OUTCOMES), ("kind", KINDS)):
+        for arm in source.arms:
+            table = source.of("attribution", arm)
+            for value in values:
+                part = table.loc[table[column] == value, ["setting", "key"]].drop_duplicates()
+                names = [(str(setting), str(key)) for setting, key in part.itertuples(index=False)]
+                classes.append(sorted(names, key=lambda name: hashlib.sha256(" ".join(name).encode()).digest()))
     order = dict.fromkeys(name for turn in zip_longest(*classes) for name in turn if name is not None)
     return list(order)[:count]
 
@@ -120,7 +134,6 @@ def _pair(
         outcome = str(measured[0]["outcome"])
         arms.append(ArmAnswers(shown(arm), outcome, answers))
         tags.append(f"outcome:{number}:{outcome}")
-        tags += [f"kind:{answer.kind}" for answer in answers if not answer.correct]
     rendered = {presentation["kind"]: presentation for presentation in item["presentations"]}
     return Pair(
         setting=shown(name[0]),
@@ -134,17 +147,27 @@ def _pair(
 
 
 def _answer(kind: str, given: dict[str, Any], measured: dict[str, Any]) -> Answer:
+    sign = 1.0 if measured["gold"] == "yes" else -1.0
+    share = measured["share"]
     return Answer(
         presentation=kind,
         text=shortened(clean(str(given["text"])), ANSWER),
         read=DASH if given["answer"] is None else str(given["answer"]),
         status=str(given["status"]),
         correct=bool(measured["correct"]),
-        readout=signed(float(measured["difference"])),
-        # Three-valued: missing where no probe of the presentation beats shuffled labels.
-        readable={True: "yes", False: "no"}.get(measured["decodable"], DASH),
+        readout=signed(float(measured["difference"]) * sign),
+        default=_logits(measured["default"]),
+        signal=_logits(measured["signal"]),
         kind=str(measured["kind"]),
+        agree="" if share is None else f"{share:.0%} of fold splits",
+        sentence=sentence(measured, status=str(given["status"])),
+        bars=bars(measured),
+        tags=f"kind:{measured['kind']} presentation:{kind}",
     )
+
+
+def _logits(value: float | None) -> str:
+    return DASH if value is None else signed(float(value))
 
 
 def _prompt(presentation: dict[str, Any]) -> Prompt:

@@ -10,14 +10,17 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from experiments.groups import Group, groups
 from experiments.inside import PAIR
+from experiments.link import current
 from experiments.report.text import clean
 from experiments.rundir import RunDirectory, whole_lines
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TABLES = ("behaviour", "readout", "attribution", "probes", "lens", "patch")
+TABLES = ("behaviour", "readout", "attribution", "probes", "transfer", "components", "attribution_shares",
+          "attribution_calibration", "lens", "patch")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,12 @@ class Source:
     def of(self, table: str, arm: str) -> pd.DataFrame:
         """The rows of one arm in a tidy table."""
         whole = self.tables[table]
-        return whole[whole["arm"] == arm]
+        return whole[whole["arm"] == arm] if len(whole) else whole
+
+    @property
+    def groups(self) -> list[Group]:
+        """Over what curves and decompositions are pooled, ``all`` first."""
+        return groups(self.resolved["params"], self.resolved["table"]["rows"])
 
     @property
     def layers(self) -> int:
@@ -81,9 +89,10 @@ def read(run: RunDirectory) -> Source:
     """Read a run.
 
     Raises:
-        RunError: a table is missing.
+        RunError: a table is missing, or an earlier version made it.
     """
     results = run.read_json("results.json")
+    current(run.table("attribution"), run.path)
     items = [json.loads(line) for line in whole_lines(run.items)]
     return Source(
         results=results,

@@ -130,8 +130,8 @@ def link(source: Source) -> Table:
     return Table(
         "link-table",
         "Prompts of all settings, both presentations. Intervals of shares are Wilson 95%. Signal and default are means "
-        "in logits toward the gold answer, with the quartiles of the prompts below. Kinds are counts with their share of "
-        "n; an answer that was not read counts as wrong. “Repaired” is the share of tried prompts whose readout turned "
+        "in logits toward the gold answer, with the quartiles of the prompts below. Labels are counts with their share "
+        "of n; an answer that was not read counts as wrong. “Repaired” is the share of tried prompts whose readout turned "
         f"right; only wrong readouts among the patched prompts are tried. {_repaired_at(source)}",
         (
             (
@@ -142,11 +142,11 @@ def link(source: Source) -> Table:
                 Head("readable", rows=2, title="the held-out probe gives the gold answer"),
                 Head("signal s", rows=2, title="readout less default, toward gold, in logits"),
                 Head("default δ", rows=2, title="default toward gold, in logits; negative speaks against the gold"),
-                Head("kind of failure", columns=len(KINDS)),
+                Head("label", columns=len(KINDS)),
                 Head("repaired by patching", columns=3),
             ),
             (
-                *(Head(kind) for kind in KINDS),
+                *(Head(kind.replace("_", " ")) for kind in KINDS),
                 Head("other presentation"),
                 Head("unrelated instance"),
                 Head("random direction"),

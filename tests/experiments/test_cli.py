@@ -47,7 +47,7 @@ def test_help_imports_neither_torch_nor_numpy() -> None:
 
 def test_usage_errors_are_one_line() -> None:
     failed(probe("run", "--bogus"), 2, "--bogus")
-    failed(probe("fit"), 2, "'fit'")
+    failed(probe("fitt"), 2, "'fitt'")
     failed(probe("generate", "ordering"), 2, "--out")
     failed(probe("generate", "ordering", "--limit", "many", "--out", "-"), 2, "many")
     assert probe().returncode == 2

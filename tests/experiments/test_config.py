@@ -49,7 +49,7 @@ def test_a_list_that_the_family_takes_is_one_value() -> None:
     [
         (["sed=3"], ["unknown key 'sed'", "did you mean seed?", "parameters of ordering are n"]),
         (["probe.fold=3"], ["unknown key 'probe.fold'", "did you mean folds?"]),
-        (["plot.size=3"], ["unknown key 'plot.size'", "sections are params, probe, patch, ablate"]),
+        (["plot.size=3"], ["unknown key 'plot.size'", "sections are params, probe, lens, table, patch, ablate"]),
         (["seed"], ["'seed' has no value"]),
         (["seed=a"], ["seed is 'a'", "integer"]),
         (["split=dev"], ["split is 'dev'", "'train', 'validation' or 'test'"]),
@@ -92,7 +92,7 @@ def test_the_digest_changes_with_everything_that_changes_numbers() -> None:
 
 def test_every_key_is_described() -> None:
     for name, field in Config.model_fields.items():
-        assert field.description or name in ("probe", "patch", "ablate"), name
+        assert field.description or name in ("probe", "lens", "table", "patch", "ablate"), name
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from experiments.tables import COLUMNS, TableSpec, make_table, show_table
 from tasks.registry import family
 from tests.experiments.made_behaviour import behaviour
 
-NAMES = recipes.names()
+NAMES = recipes.names("eval")
 DOCS = Path(__file__).parents[2] / "docs" / "recipes.md"
 ARMS = ("base", "grpo")
 ACCURACIES = ("accuracy_original", "accuracy_equivalent")

@@ -7,23 +7,17 @@ of an edit are drawn; items, tables, statistics and results are real.
 from __future__ import annotations
 
 import copy
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
-import numpy as np
-import pandas as pd
 import pytest
 
-from experiments import behaviour, causes, inside, items, link
-from experiments.config import Config, resolved, settings
+from experiments import causes, inside, link
 from experiments.report import write
 from experiments.report.drawing import KIND_COLOURS
 from experiments.report.findings import findings, trade_off
@@ -32,171 +26,11 @@ from experiments.report.pairs import pairs
 from experiments.report.source import read
 from experiments.report.tables import link as link_table
 from experiments.report.text import clean, percent, percent_span, shortened, signed
-from experiments.results import headline
-from experiments.rundir import RunDirectory, append_lines, opened
-from probes.decompose import decompose_layers
-from tasks.registry import family as family_named
+from experiments.rundir import RunDirectory
+from tests.experiments.made_run import Made, edits_without_a_model, make_run  # noqa: F401
 
 LABELS = ("yes", "no")
 HOSTILE = "<script>alert(1)</script>\x1b[31mred\x1b]0;title\x07\x00\u202e & \"'</pre> $x_1$"
-
-
-@dataclass(frozen=True)
-class Made:
-    """How a made-up arm answers: readout = default + signal × (+1 for gold yes, −1 for gold no) + noise."""
-
-    default: float = -1.0
-    signal: float = 1.5
-    noise: float = 1.0
-    text: Callable[[float], str] = lambda readout: "Yes" if readout > 0 else "No"
-
-
-def make_run(
-    path: Path,
-    arms: Mapping[str, Made],
-    *,
-    params: Mapping[str, Any],
-    limit: int = 24,
-    heads: Sequence[int | None] = (2, None, 2, 2),
-    environment: Mapping[str, Any] | None = None,
-) -> RunDirectory:
-    """A finished run directory."""
-    config = Config(
-        model="made-up", family="ordering", params=dict(params), limit=limit, resamples=100,
-        probe={"folds": 3, "shuffles": 25}, ablate={"heads": 2, "random_sets": 3}, patch={"pairs": 8},
-    )  # fmt: skip
-    family = family_named("ordering")
-    grid = settings(config, family)
-    with opened(path, resolved(config, family, grid), "") as run:
-        items.make(run, config, family, grid)
-        asked = [row for _, made in items.stored(run) for row in items.rows(made)]
-        parts: dict[str, list[pd.DataFrame]] = {}
-        for number, (arm, made) in enumerate(arms.items()):
-            rng = np.random.default_rng(number)
-            table = items.frame(asked)
-            sign = np.where(table["gold"] == "yes", 1.0, -1.0)
-            difference = made.default + made.signal * sign + made.noise * rng.standard_normal(len(table))
-            table = table.assign(yes=difference, no=0.0, difference=difference, off_label_mass=0.1, top="Yes")
-            append_lines(
-                run.responses, [_response(arm, row, made.text(d)) for row, d in zip(asked, difference, strict=True)]
-            )
-            for name, part in _tables(run, arm, table, sign, rng, heads, config).items():
-                parts.setdefault(name, []).append(part.assign(arm=arm))
-        tables = {name: pd.concat(each, ignore_index=True) for name, each in parts.items()}
-        tables["behaviour"] = behaviour.table(
-            behaviour.by_identity(behaviour.responses(run)), family, asked, list(arms)
-        )
-        tables["attribution"] = pd.concat([_attribution(tables, arm, config) for arm in arms], ignore_index=True)
-        for name, table in tables.items():
-            run.write_table(name, table)
-        run.write_json("results.json", headline(tables, list(arms), LABELS, config))
-        run.write_json("environment.json", environment or _environment(arms))
-    return run
-
-
-def _response(arm: str, row: items.Row, text: str) -> str:
-    setting, key, presentation = row.identity
-    return json.dumps({
-        "arm": arm, "setting": setting, "key": key, "presentation": presentation, "text": text,
-        "finish_reason": "stop", "prompt_opened_think": False, "n_prompt_tokens": 9, "n_tokens": 1, "status": "answered",
-        "attempt": 1,
-    }) + "\n"  # fmt: skip
-
-
-def _tables(
-    run: RunDirectory,
-    arm: str,
-    table: pd.DataFrame,
-    sign: np.ndarray,
-    rng: np.random.Generator,
-    heads: Sequence[int | None],
-    config: Config,
-) -> dict[str, pd.DataFrame]:
-    layers = len(heads)
-    noise = rng.standard_normal((layers, len(table), 6))
-    strength = np.linspace(0.1, 2.0, layers)[:, None] * sign
-    resid = noise + strength[:, :, None] * np.array([1.0, 0, 0, 0, 0, 0])
-    store: dict[tuple[str, int], np.ndarray] = {("resid_post", layer): resid[layer] for layer in range(layers)}
-    store |= {("z", layer): noise[layer] for layer in range(layers)}
-    by_layer, by_row = inside.probe_tables(store, table, LABELS, layers, config)  # type: ignore[arg-type]
-    data = causes.Arm(
-        run=run,
-        model=SimpleNamespace(n_layers=layers, heads=lambda layer: heads[layer]),  # type: ignore[arg-type]
-        name=arm,
-        store=store,  # type: ignore[arg-type]
-        table=table,
-        prompts=list(range(len(table))),  # type: ignore[arg-type]
-        answers=None,  # type: ignore[arg-type]
-        config=config,
-    )
-    patch = causes.patch_table(data, lambda _: None)
-    ranked = causes.head_table(data, lambda _: None)
-    return {
-        "readout": table,
-        "probes": by_layer,
-        "probe_rows": by_row,
-        "lens": _lens(table, layers, config),
-        "decomposition": inside.decomposition_table(table, LABELS, config),
-        "patch": patch,
-        "heads": ranked,
-        "ablate": causes.ablate_table(data, ranked, lambda _: None),
-    }
-
-
-def _lens(table: pd.DataFrame, layers: int, config: Config) -> pd.DataFrame:
-    parts = []
-    for kind, shown in table.groupby("presentation", sort=False):
-        values = np.linspace(0.1, 1.0, layers)[:, None] * shown["difference"].to_numpy()
-        gold = (shown["gold"] == "yes").to_numpy().astype(int)
-        split = decompose_layers(values, shown["cell"].to_numpy(), gold, resamples=100, seed=config.seed)
-        columns = {name: [getattr(one, name) for one in split] for name in inside.DECOMPOSED}
-        parts.append(pd.DataFrame({"presentation": kind, "layer": range(layers), **columns, "off_label_mass": 0.2,
-                                   "accuracy": 0.5, "n": len(shown), "gap": 1e-7}))  # fmt: skip
-    return pd.concat(parts, ignore_index=True)
-
-
-def _attribution(tables: Mapping[str, pd.DataFrame], arm: str, config: Config) -> pd.DataFrame:
-    of = {name: table[table["arm"] == arm].drop(columns="arm") for name, table in tables.items()}
-    names = ("behaviour", "readout", "probes", "probe_rows", "decomposition", "patch")
-    found = link.attribution(*(of[name] for name in names), LABELS, threshold=config.probe.threshold)
-    return found.assign(arm=arm)
-
-
-def _environment(arms: Mapping[str, Made]) -> dict[str, Any]:
-    model = {
-        "name": "org/made-up <b>", "weights": "a" * 64, "adapters": {arm: {"rank": 8} for arm in list(arms)[1:]},
-        "template": "b" * 64, "dtype": "float32", "device": "cpu", "attention": "sdpa", "versions": {"torch": "of-model"},
-    }  # fmt: skip
-    versions = {"pairlens": None, "torch": "2.13.0", "numpy": "2.4.6"}
-    return {"model": model, "versions": versions, "python": "3.11.7", "platform": "Linux", "processor": "x86_64",
-            "threads": 1, "git": None, "seed": 1, "command": ["probe", "run", "--out", "a b"]}  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _edits_without_a_model() -> Iterator[None]:
-    """What an edit does: more of the donor's readout the later it is, and noise for the controls."""
-
-    def sweep(arm: causes.Arm, chunk: Sequence[causes.Transfer], cells: Any, donors: Any, *, share: int) -> Any:
-        rng = np.random.default_rng(len(cells))
-        readout = arm.table["difference"].to_numpy()
-        own, other = (readout[[getattr(one, name) for one in chunk]] for name in ("recipient", "donor"))
-        columns = []
-        for cell in cells:
-            edit = cell.edits[0]
-            depth = (edit.layer + 1) / arm.model.n_layers
-            weight = depth if edit.source == "matched" else 0.3 * depth
-            goal = other if edit.source == "matched" else np.zeros(len(own))
-            columns.append((1 - weight) * own + weight * goal + 0.01 * rng.standard_normal(len(own)))
-        return SimpleNamespace(
-            difference=np.stack(columns, axis=1), unpatched=own, engine="branch", forward_passes=1.5, checked=4,
-            check_max_abs=1e-6,
-            check_bound=1e-4,
-        )  # fmt: skip
-
-    patcher = pytest.MonkeyPatch()
-    patcher.setattr(causes, "_sweep", sweep)
-    yield
-    patcher.undo()
 
 
 @pytest.fixture(scope="module")
@@ -282,6 +116,7 @@ def test_sections_stand_in_the_promised_order(html: str) -> None:
         "comparison",
         "probes",
         "lens",
+        "components",
         "patching",
         "heads",
         "pairs",
@@ -332,7 +167,7 @@ def test_the_link_table_holds_the_numbers_of_the_results(run: RunDirectory, html
     ]
     assert len(found) == len(expected) >= 6
     for cells, (_, answered, arm, row) in zip(found, expected, strict=True):
-        values = cells[-12:]  # the first two columns span rows
+        values = cells[-5 - len(link.KINDS) - 3 :]  # the first two columns span rows
         assert values[:2] == [arm, str(row["n"])]
         share = row["decodable"]
         assert values[2].split(maxsplit=1)[0] == percent(share["value"], share["n"])
@@ -340,9 +175,9 @@ def test_the_link_table_holds_the_numbers_of_the_results(run: RunDirectory, html
         assert values[3].split()[0] == signed(row["signal"]["value"])
         assert values[4].split()[0] == signed(row["default"]["value"])
         if answered == "right":
-            assert values[5:] == [""] * 7
+            assert values[5:] == [""] * (len(link.KINDS) + 3)
             continue
-        for kind, text in zip(link.KINDS, cells[-7:-3], strict=True):
+        for kind, text in zip(link.KINDS, cells[-3 - len(link.KINDS) : -3], strict=True):
             assert text.split()[0] == str(row["kinds"][kind]["count"])
         for donor, text in zip(causes.DONORS, cells[-3:], strict=True):
             one = row["repaired"][donor]

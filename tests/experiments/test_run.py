@@ -19,6 +19,7 @@ PROBE = [sys.executable, "-c", "from experiments.cli import main; main()"]
 ROOT = Path(__file__).parents[2]
 # Small, and in many batches, so that every stage has a middle.
 SMALL = ["run", "--set", "n=4,6", "--limit", "24", "--set", "batch_tokens=1200", "--set", "probe.shuffles=19",
+         "--set", "probe.penalty=0.03", "--set", "probe.splits=2",
          "--set", "patch.pairs=6", "--set", "ablate.random_sets=3", "--set", "resamples=200"]  # fmt: skip
 
 
@@ -43,11 +44,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_leaves_what_the_design_lists_and_nothing_else(finished: Path) -> None:
     assert {path.name for path in finished.iterdir()} == {
         "config.yaml", "resolved.json", "environment.json", "items.jsonl", "responses.jsonl", "activations", "tables",
-        "results.json", "report.html", "log.txt", "lock",
+        "results.json", "table.csv", "report.html", "log.txt", "lock",
     }  # fmt: skip
     assert {path.stem for path in (finished / "tables").iterdir()} == {
-        "behaviour", "readout", "probes", "probe_rows", "lens", "decomposition", "patch", "heads", "ablate",
-        "attribution",
+        "behaviour", "readout", "probes", "probe_curves", "probe_rows", "probe_change", "transfer", "failures", "lens",
+        "decomposition", "contributions", "components", "patch", "heads", "ablate", "attribution", "attribution_shares",
+        "attribution_calibration",
     }  # fmt: skip
     assert len((finished / "items.jsonl").read_text().splitlines()) == 48
     assert len((finished / "responses.jsonl").read_text().splitlines()) == 48 * 2 * 2
@@ -130,9 +132,10 @@ MOMENTS: list[tuple[str, Callable[[Path], bool]]] = [
     ("asking base", lambda run: 0 < _lines(run) < 96),
     ("asking the adapter", lambda run: 96 < _lines(run) < 192),
     ("capturing", lambda run: _any(run, "activations/base/shard-*.h5")),
-    ("probing", lambda run: _any(run, "tables/readout-base.parquet")),
-    ("lens", lambda run: _any(run, "tables/probe_rows-base.parquet")),
-    ("patching", lambda run: _any(run, "tables/decomposition-base.parquet")),
+    ("lens", lambda run: _any(run, "tables/readout-base.parquet")),
+    ("capturing the adapter", lambda run: _any(run, "tables/contributions-base.parquet")),
+    ("probing", lambda run: _any(run, "tables/parts-probes/0001-probe_curves.parquet")),
+    ("patching", lambda run: _any(run, "tables/components.parquet")),
     ("heads", lambda run: _any(run, "tables/patch-base.parquet")),
     ("second arm", lambda run: _any(run, "tables/attribution-base.parquet")),
     ("results", lambda run: _any(run, "tables/attribution-grpo.parquet")),

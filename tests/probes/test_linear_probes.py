@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from probes.errors import ConvergenceError, ProbeError
 from probes.folds import shuffled_labels
-from probes.linear import fit_probes
+from probes.linear import Reading, fit_probes
 from probes.parallel import for_each
 
 
@@ -33,7 +33,9 @@ def test_equal_to_a_loop_over_scikit_learn(features, penalty):
     acts, labels = activations([0.0, 0.4], features=features)
     other = acts + np.random.default_rng(1).normal(size=acts.shape).astype(np.float32)
     groups = np.arange(80)
-    result = fit_probes(acts, labels, groups, transfer=other, shuffles=6, penalty=penalty, seed=5)
+    reading = Reading(other, labels, groups)
+    result = fit_probes(acts, labels, groups, readings={"other": reading}, shuffles=6, penalty=penalty, seed=5)
+    read = result.readings["other"]
 
     shuffled = shuffled_labels(labels, groups, result.folds, shuffles=6, seed=5)
     for layer in range(2):
@@ -43,7 +45,7 @@ def test_equal_to_a_loop_over_scikit_learn(features, penalty):
             for one, y in enumerate([labels, *shuffled.T]):
                 probe = make_pipeline(StandardScaler(), LogisticRegression(C=penalty, tol=1e-10, max_iter=100_000))
                 probe.fit(acts[layer, train].astype(np.float64), y[train])
-                for index, (source, margins) in enumerate([(acts, result.margins), (other, result.transfer_margins)]):
+                for index, (source, margins) in enumerate([(acts, result.margins), (other, read.margins)]):
                     decision = probe.decision_function(source[layer, test].astype(np.float64))
                     areas[index, fold, one] = roc_auc_score(y[test], decision)
                     if one == 0:
@@ -51,8 +53,8 @@ def test_equal_to_a_loop_over_scikit_learn(features, penalty):
         np.testing.assert_allclose(result.fold_auroc[layer], areas[0, :, 0], atol=1e-3)
         np.testing.assert_allclose(result.auroc[layer], areas[0, :, 0].mean(), atol=1e-3)
         np.testing.assert_allclose(result.null[:, layer], areas[0, :, 1:].mean(axis=0), atol=1e-3)
-        np.testing.assert_allclose(result.transfer_auroc[layer], areas[1, :, 0].mean(), atol=1e-3)
-        np.testing.assert_allclose(result.transfer_null[:, layer], areas[1, :, 1:].mean(axis=0), atol=1e-3)
+        np.testing.assert_allclose(read.auroc[layer], areas[1, :, 0].mean(), atol=1e-3)
+        np.testing.assert_allclose(read.null[:, layer], areas[1, :, 1:].mean(axis=0), atol=1e-3)
         assert result.pooled[layer] == pytest.approx(roc_auc_score(labels, result.margins[layer]), abs=1e-12)
 
 
@@ -79,30 +81,30 @@ def test_equal_arguments_give_equal_results_and_the_seed_matters():
     assert (first.null != other.null).any()
 
 
-def test_transfer_reads_the_other_presentation_with_the_same_direction():
-    acts, labels = activations([2.0])
-    opposite, _ = activations([-2.0])
-    same = fit_probes(acts, labels, np.arange(80), transfer=acts, shuffles=0, seed=0)
-    np.testing.assert_array_equal(same.margins, same.transfer_margins)
-    np.testing.assert_array_equal(same.decodable, same.transfer_decodable)
-    flipped = fit_probes(acts, labels, np.arange(80), transfer=opposite, shuffles=10, seed=0)
-    assert flipped.transfer_auroc[0] < 0.2
-    assert flipped.transfer_decodable.mean() < 0.2
-    assert flipped.transfer_p_value[0] > 0.9
-
-
-def test_without_transfer_or_shuffles_the_fields_say_so():
+def test_without_shuffles_the_fields_say_so():
     acts, labels = activations([0.5])
     result = fit_probes(acts, labels, np.arange(80), shuffles=0, seed=0)
-    assert result.transfer_auroc is None
-    assert result.transfer_null is None
-    assert result.transfer_margins is None
-    assert result.transfer_decodable is None
-    assert result.transfer_p_value is None
+    assert result.readings == {}
     assert result.null.shape == (0, 1)
     assert np.isnan(result.p_value).all()
     assert np.isnan(result.p_max)
+    assert np.isnan(result.selectivity).all()
+    assert not result.above_null.any()
     assert np.isnan(result.null_band()).all()
+
+
+def test_above_null_is_family_wise_and_selectivity_is_above_the_mean():
+    acts, labels = activations([0.0, 2.0])
+    result = fit_probes(acts, labels, np.arange(80), shuffles=39, seed=0)
+    assert result.above_null.tolist() == [False, True]
+    best = np.sort(result.null.max(axis=1))
+    # 39 shuffles: (1 + count) / 40 <= 0.05 allows one shuffle whose best layer is as high.
+    for value, above in [(best[-2] + 1e-6, True), (best[-2] - 1e-6, False)]:
+        changed = dataclasses.replace(result, auroc=np.array([value, value]))
+        assert changed.above_null.tolist() == [above, above]
+    few = fit_probes(acts, labels, np.arange(80), shuffles=10, seed=0)
+    assert not few.above_null.any()
+    np.testing.assert_allclose(result.selectivity, result.auroc - result.null.mean(axis=0))
 
 
 def test_null_band_is_the_null_quantiles():
@@ -152,7 +154,7 @@ def test_constant_features_and_tiny_penalties_keep_their_ranking():
     acts = np.concatenate([acts, np.full((1, 80, 2), 0.1, dtype=np.float32)], axis=2)
     strong = fit_probes(acts, labels, np.arange(80), shuffles=0, penalty=1e-8, seed=0)
     assert strong.auroc[0] > 0.7
-    nothing = fit_probes(np.full((1, 80, 3), 0.1), labels, np.arange(80), shuffles=3, seed=0)
+    nothing = fit_probes(np.full((1, 80, 3), 0.1), labels, np.arange(80), shuffles=3, allow_constant=True, seed=0)
     assert nothing.auroc.tolist() == [0.5]
     assert nothing.p_value.tolist() == [1.0]
 
@@ -183,7 +185,10 @@ GROUPS = np.arange(80)
     [
         ({"features": ACTS[0]}, r"features has shape \(80, 30\); needed one axis each for \[layer, row, feature\]"),
         ({"features": np.zeros((0, 80, 3))}, r"features is empty \(shape \(0, 80, 3\)\)"),
-        ({"features": np.full((2, 80, 3), np.nan)}, "features holds 240 values that are not finite at layer 0"),
+        (
+            {"features": np.full((2, 80, 3), np.nan)},
+            "features holds 240 values that are not finite at layer 0, first in row 0",
+        ),
         ({"labels": LABELS[:-1]}, "labels has 79 rows and features has 80"),
         ({"labels": LABELS * 2 - 1}, "labels holds the values -1, 1; only 0 and 1 are allowed"),
         ({"labels": np.ones(80)}, "all 80 labels are 1; a probe needs rows of both classes"),
@@ -192,8 +197,25 @@ GROUPS = np.arange(80)
         ({"folds": 1}, "folds is 1; cross-validation needs at least 2"),
         ({"penalty": 0.0}, r"penalty \(C\) is 0.0; it must be above 0"),
         ({"shuffles": -1}, "shuffles is -1; it must be 0 or more"),
-        ({"transfer": ACTS[:, 1:]}, r"transfer has shape \(1, 79, 30\) and features \(1, 80, 30\)"),
-        ({"transfer": np.full(ACTS.shape, np.inf)}, "transfer holds 2400 values that are not finite"),
+        ({"features": np.where(np.arange(80)[:, None] == 7, np.inf, ACTS)}, "30 values .* at layer 0, first in row 7"),
+        (
+            {"features": np.stack([ACTS[0], np.full((80, 30), 2.5)])},
+            r"all 30 features are the same in all 80 rows at layer 1 .*one token .*allow_constant=True",
+        ),
+        ({"member": "forest"}, "member is 'forest'; allowed: logistic, ridge, mean_difference"),
+        ({"member": "mean_difference", "penalty": 0.1}, "penalty is 0.1 .*mean_difference has no penalty"),
+        ({"penalty": [0.1, -1.0]}, r"penalty \(C\) is -1.0; it must be above 0"),
+        ({"penalty": []}, r"penalty has shape \(0,\)"),
+        ({"inner_folds": 3}, r"inner_folds is 3 with one penalty \(1\)"),
+        ({"penalty": [0.1, 1.0], "folds": 2}, "2 folds leave 1 for the inner folds"),
+        ({"penalty": [0.1, 1.0], "inner_folds": 5}, "5 folds leave 4 .* inner_folds is 5"),
+        ({"strata": np.zeros(79)}, "strata has 79 rows and features has 80"),
+        ({"strata": np.arange(80)}, "no label can be exchanged"),
+        ({"held_out": np.arange(80) % 2}, "held-out unit 0 has label 0 on all its 40 rows"),
+        ({"held_out": np.zeros(80)}, "held_out holds 1 unit"),
+        ({"held_out": np.arange(80) // 40, "folds": 3}, "held_out and folds each say what the folds are"),
+        ({"assigned": np.arange(80) % 7, "folds": 5}, "assigned holds 7 folds and folds is 5"),
+        ({"assigned": np.arange(80) % 5, "groups": np.arange(80) // 2}, "assigned puts 40 of 40 groups into more than"),
     ],
 )
 def test_bad_input_is_one_line(changes, message):
@@ -233,5 +255,6 @@ def test_an_error_in_one_layer_reaches_the_caller():
 def test_inputs_are_left_as_they_were():
     acts, labels = activations([0.5])
     before = acts.copy()
-    fit_probes(acts, labels, np.arange(80), transfer=acts, shuffles=2, seed=0)
+    reading = Reading(acts, labels, np.arange(80))
+    fit_probes(acts, labels, np.arange(80), readings={"same": reading}, penalty=[0.1, 1.0], shuffles=2, seed=0)
     np.testing.assert_array_equal(acts, before)

@@ -1,0 +1,257 @@
+"""``probe fit``: probes for a target over the rows of a store, with their controls, without a run.
+
+The rows are those of one site and position, of the presentations that are trained on; every layer has its own probe.
+Options are checked, and labels counted, before an activation is read. What is printed and written is what a run's tables
+say of a curve, made by the same code (``probe_measures``).
+
+Units that are held out whole may be *crossed* with instances: under two relations a family asks about the same orders.
+Folds by unit would then leave nothing to train on, since the other units hold the same instances. So each unit is read by
+probes of the other units, by the one whose fold held its instance out: neither the unit nor the instance was seen. There
+is then one result a unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments import fit_rows, fitting, probe_options
+from experiments.config import FOLDS
+from experiments.errors import UsageError
+from experiments.fit_options import Choice, as_flags
+from experiments.fitting import Rows
+from experiments.probe_measures import LEVEL, HeldOutRows, by_layer
+from experiments.progress import Reporter
+from experiments.store_items import Asked, Opened, rows_at
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from probes.linear import ProbeResult, ReadingResult
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """One set of rows that was read: what its layers show together. Names are those of a run's ``probe_curves``."""
+
+    read: str
+    held_out: str
+    summary: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """What `probe fit` found.
+
+    Attributes:
+        table: one row for each set of rows that was read and each layer; tidy, with the curve's numbers beside.
+        curves: one for each set of rows that was read.
+        notes: rows that have no label, and the like.
+    """
+
+    about: Mapping[str, Any]
+    table: pd.DataFrame
+    curves: Sequence[Curve]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def fit(opened: Opened, chosen: Choice, reporter: Reporter) -> Fit:
+    """Fit and judge the probes.
+
+    Raises:
+        UsageError: an unknown target, site, layer, position, presentation or unit; too few instances; one class.
+        RunError, ProbeError: the store, the items or the numbers are not fit for it.
+    """
+    asked = rows_at(opened, chosen.position)
+    layers = _layers(opened, chosen)
+    fit_rows.check_presentations(asked, chosen)
+    try:
+        probe_options.check(chosen.config.probe, asked.params)
+    except UsageError as error:
+        raise as_flags(error) from None
+    labels, without = fit_rows.labels(opened, asked, chosen.target, chosen.train)
+    notes = [without] if without else []
+    own = fit_rows.rows(asked, labels, chosen.train)
+    units = fit_rows.units(asked, own, chosen)
+    fit_rows.check_rows(asked, own, units, chosen)
+    others = {kind: fit_rows.rows(asked, labels, (kind,)) for kind in chosen.read}
+    for kind, rows in others.items():
+        if len(rows.place) == 0:
+            raise UsageError(f"read is {kind}, of which no row has the target {chosen.target}: leave it out")
+
+    def features(rows: Rows) -> np.ndarray:
+        return opened.store.stack(chosen.site, layers, asked.table["place"].to_numpy()[rows.place])
+
+    _check_constant(features(own), layers, chosen)
+    trained = "+".join(chosen.train)
+    found: list[tuple[str, str, ProbeResult | ReadingResult, Rows]] = []
+    crossed = units is not None and fit_rows.crossed(own, units)
+    values = list(dict.fromkeys(units)) if units is not None else []
+    with reporter.stage(f"probes of {len(layers)} layers", len(values) if crossed else 1) as done:
+        if units is not None and crossed:
+            held_out = str(chosen.config.probe.held_out)
+            names = probe_options.unit_names(held_out, asked.params, asked.table)
+            for unit in values:
+                read = {kind: one.within(names[one.place] == unit) for kind, one in {trained: own, **others}.items()}
+                read = {kind: one for kind, one in read.items() if len(one.place)}
+                result = _fit(features, asked, own.within(units != unit), None, read, chosen)
+                found += [(kind, str(unit), one, read[kind]) for kind, one in result.readings.items()]
+                done(1)
+            notes.append(
+                f"every instance stands under several values of {held_out}, so each value is read by probes of the others "
+                "that did not see the instance either"
+            )
+        else:
+            result = _fit(features, asked, own, units, others, chosen)
+            done(1)
+            found.append((trained, "", result, own))
+            found += [(kind, "", one, others[kind]) for kind, one in result.readings.items()]
+    about = {
+        "store": str(opened.store.directory), "arm": opened.arm, "target": chosen.target, "site": chosen.site,
+        "position": chosen.position, "train": trained, "held_out_unit": chosen.config.probe.held_out or "",
+        "member": chosen.config.probe.member, "shuffles": chosen.config.probe.shuffles,
+        "threshold": chosen.config.probe.threshold, "seed": chosen.config.seed,
+    }  # fmt: skip
+    return _gathered(about, found, layers, chosen, notes)
+
+
+def _layers(opened: Opened, chosen: Choice) -> list[int]:
+    from activations.errors import StoreError
+
+    there = opened.store.layers
+    if chosen.site not in there:
+        raise UsageError(f"site is {chosen.site!r}: {opened.store.directory} holds {', '.join(there)}")
+    try:
+        found = [opened.store.find(chosen.site, layer)[1] for layer in chosen.layers or there[chosen.site]]
+    except StoreError as error:
+        raise UsageError(str(error)) from None
+    if len({opened.store.width(chosen.site, layer) for layer in found}) > 1:
+        raise UsageError(
+            f"rows of {chosen.site} differ in width between layers: name layers of one width with --layers"
+        )
+    return sorted(set(found))
+
+
+def _check_constant(features: np.ndarray, layers: Sequence[int], chosen: Choice) -> None:
+    same = [layer for layer, rows in zip(layers, features, strict=True) if (rows == rows[0]).all()]
+    if same:
+        raise UsageError(
+            f"{chosen.site} at {chosen.position} is the same in all {features.shape[1]} rows at layer "
+            f"{', '.join(map(str, same))}, as the embedding of the token that ends every prompt is: leave the layer out "
+            "with --layers, or read another --position or --site"
+        )
+
+
+def _strata(asked: Asked, own: Rows, folds: int) -> np.ndarray | None:
+    """As in a run, but no strata in which the target itself does not vary."""
+    shown = asked.table.iloc[own.place]
+    for names in (fitting.strata(shown, folds), shown["setting"].astype(str).to_numpy()):
+        if names is None:
+            return None
+        several = {name for name in np.unique(names) if len(np.unique(own.labels[names == name])) == 2}
+        if np.isin(names, list(several)).mean() > 0.5 and len(np.unique(names)) > 1:
+            return names
+    return None
+
+
+def _fit(
+    features: Callable[[Rows], np.ndarray],
+    asked: Asked,
+    own: Rows,
+    units: np.ndarray | None,
+    read: Mapping[str, Rows],
+    chosen: Choice,
+) -> ProbeResult:
+    from probes.linear import Reading, fit_probes
+
+    probe = chosen.config.probe
+    options: dict[str, Any] = {"member": probe.member, "seed": chosen.config.seed, "shuffles": probe.shuffles}
+    if probe.penalty is not None:
+        options["penalty"] = probe.penalty[0] if len(probe.penalty) == 1 else probe.penalty
+    if probe.inner_folds is not None:
+        options["inner_folds"] = probe.inner_folds
+    folds = probe.folds or FOLDS
+    options |= {"folds": folds} if units is None else {"held_out": units}
+    return fit_probes(
+        features(own),
+        own.labels,
+        own.keys,
+        strata=_strata(asked, own, folds if units is None else len(np.unique(units))),
+        readings={kind: Reading(features(one), one.labels, one.keys) for kind, one in read.items()},
+        **options,
+    )
+
+
+def _gathered(
+    about: Mapping[str, Any],
+    found: Sequence[tuple[str, str, ProbeResult | ReadingResult, Rows]],
+    layers: Sequence[int],
+    chosen: Choice,
+    notes: Sequence[str],
+) -> Fit:
+    import pandas as pd
+
+    curves, frames = [], []
+    for read, unit, result, rows in found:
+        measured = by_layer(result, rows, "")
+        whole = _summary(result, rows, measured, layers, chosen)
+        curves.append(Curve(read, unit, whole))
+        table = pd.DataFrame({**about, "read": read, "held_out": unit, "layer": layers})
+        beside = {name: value for name, value in whole.items() if name in _BESIDE}
+        frames.append(table.assign(**measured, **beside))
+    return Fit(about, pd.concat(frames, ignore_index=True), curves, tuple(notes))
+
+
+_BESIDE = ("ones", "zeros", "first_layer", "first_layer_low", "first_layer_high", "first_layer_never", "first_layer_reason",
+           "detectable_auroc")  # fmt: skip
+
+
+def _summary(
+    result: ProbeResult | ReadingResult,
+    rows: Rows,
+    measured: Mapping[str, Any],
+    layers: Sequence[int],
+    chosen: Choice,
+) -> dict[str, Any]:
+    """What one set of rows shows over all layers; NaN with the reason where it is undefined."""
+    from probes.controls import first_layer_interval, minimum_detectable_auroc
+
+    ones, zeros = (len(np.unique(rows.keys[rows.labels == label])) for label in (1, 0))
+    found: dict[str, Any] = {"n": len(rows.place), "instances": len(np.unique(rows.keys)), "ones": ones, "zeros": zeros}
+    if np.isnan(result.auroc).all():
+        empty = ("layer", "auroc", "auroc_low", "auroc_high", "p_max", "first_layer", "first_layer_low", "first_layer_high",
+                 "first_layer_never", "detectable_auroc")  # fmt: skip
+        return {**found, **dict.fromkeys(empty, np.nan), "first_layer_reason": measured["reason"],
+                "reason": measured["reason"], "method": ""}  # fmt: skip
+    best, folds = int(np.nanargmax(result.auroc)), result.fold_auroc.shape[1]
+    first = first_layer_interval(
+        HeldOutRows(result.margins, result.labels, result.folds, rows.keys),
+        threshold=chosen.config.probe.threshold,
+        level=LEVEL,
+        resamples=chosen.config.resamples,
+        seed=chosen.config.seed,
+    )
+    detectable = np.nan
+    if min(ones, zeros) >= folds and np.isfinite(result.null).all():
+        detectable = minimum_detectable_auroc(ones, zeros, null=result.null, folds=folds)
+
+    def number(place: int | None) -> float:
+        return np.nan if place is None else float(layers[place])
+
+    return {
+        **found,
+        "layer": layers[best],
+        **{name: float(measured[name][best]) for name in ("auroc", "auroc_low", "auroc_high")},
+        "p_max": result.p_max,
+        "first_layer": number(first.layer),
+        "first_layer_low": number(first.low),
+        "first_layer_high": number(first.high),
+        "first_layer_never": first.never_share,
+        "first_layer_reason": first.reason,
+        "detectable_auroc": detectable,
+        "reason": "",
+        "method": f"{getattr(result, 'method', 'probes as trained, read on these rows')}; {measured['method']}",
+    }

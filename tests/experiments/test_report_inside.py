@@ -1,0 +1,138 @@
+"""The report on what is inside: every drawn number is one of the tables', and what can't be drawn is said."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiments.curves import main_rows
+from experiments.items import PAIR
+from experiments.link import LABELS
+from experiments.report.findings import findings
+from experiments.report.page import page
+from experiments.report.source import read
+from experiments.rundir import RunDirectory
+from tests.experiments.made_run import Made, edits_without_a_model, make_run  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    arms = {"base": Made(-1.3), "grpo": Made(0.2, 2.5)}
+    return make_run(tmp_path_factory.mktemp("inside") / "run", arms, params={"n": [4, 6]}, limit=18)
+
+
+@pytest.fixture(scope="module")
+def html(run: RunDirectory) -> str:
+    return page(read(run))
+
+
+def texts(html: str, figure: str) -> list[str]:
+    """What is written inside the drawings of one figure."""
+    found = re.search(rf'<figure id="figure-{figure}">.*?</figure>', html, re.S)
+    assert found is not None, figure
+    return [unescape(one).strip() for one in re.findall(r"<text[^>]*>(.*?)</text>", found[0], re.S)]
+
+
+def cells(html: str, table: str) -> list[list[str]]:
+    body = re.search(rf'<table id="{table}">.*?<tbody>(.*?)</tbody>', html, re.S)
+    assert body is not None, table
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", body[1], re.S)
+    return [[" ".join(unescape(re.sub(r"<[^>]+>", " ", one)).split()) for one in re.findall(r"<td.*?</td>", row, re.S)]
+            for row in rows]  # fmt: skip
+
+
+def test_the_probe_table_has_baselines_first_layers_and_what_could_be_seen(run: RunDirectory, html: str) -> None:
+    results = run.read_json("results.json")
+    found = iter(cells(html, "probes-table"))
+    for arm in ("base", "grpo"):
+        for kind in PAIR:
+            row, one = next(found), results["arms"][arm]["probes"][kind]
+            assert row[2] == f"{one['auroc']:.2f} [{one['auroc_low']:.2f}, {one['auroc_high']:.2f}]"
+            best = max(one["baselines"].items(), key=lambda pair: pair[1]["auroc"])
+            assert row[5].startswith(f"{best[1]['auroc']:.2f} {best[0]} [")
+            first = "–" if one["first_layer"] is None else str(one["first_layer"])
+            assert row[8].split()[0] == first
+            assert row[9] == f"{one['detectable_auroc']:.2f}"
+
+
+def test_base_and_adapter_read_each_other_at_the_layer_of_the_trained(run: RunDirectory, html: str) -> None:
+    moved, curves = run.table("transfer"), run.table("probe_curves")
+    for row, kind in zip(cells(html, "between-arms"), PAIR, strict=True):
+        for place, (arm, other) in enumerate((("base", "grpo"), ("grpo", "base"))):
+            whole = curves.query(f"arm == '{arm}' and presentation == '{kind}' and trained == 'all'")
+            layer = whole[whole["features"] == "resid_post"]["layer"].iloc[0]
+            one = moved.query(
+                f"arm == '{arm}' and read_arm == '{other}' and presentation == '{kind}' and trained == 'all' "
+                f"and layer == {layer}"
+            )
+            assert len(one) == 1
+            assert row[2 + place].split()[0] == f"{one['auroc'].iloc[0]:.2f}"
+
+
+def test_the_map_of_trained_and_read_settings_shows_the_tables(run: RunDirectory, html: str) -> None:
+    drawn = texts(html, "transfer-0")
+    probes, moved = run.table("probes"), run.table("transfer")
+    for arm in ("base", "grpo"):
+        for kind in PAIR:
+            for setting, other in (("n=4", "n=6"), ("n=6", "n=4")):
+                about = (
+                    f"arm == '{arm}' and presentation == '{kind}' and trained == 'setting' and setting == '{setting}'"
+                )
+                own = probes.query(about)
+                best = own.loc[own["auroc"].idxmax()]
+                assert f"{best['auroc']:.2f}" in drawn
+                there = moved.query(f"{about} and read_setting == '{other}' and read_arm == '{arm}'")
+                value = there[there["layer"] == best["layer"]]["auroc"]
+                assert f"{value.iloc[0]:.2f}" in drawn
+
+
+def test_one_setting_has_no_curves_by_setting_and_no_map(tmp_path: Path) -> None:
+    alone = page(read(make_run(tmp_path / "run", {"base": Made()}, params={"n": 4}, limit=12)))
+    assert 'id="figure-by-setting' not in alone and 'id="figure-transfer' not in alone
+    assert 'id="between-arms"' not in alone and 'id="figure-components"' in alone
+
+
+def test_labels_stand_beside_their_coin(run: RunDirectory, html: str) -> None:
+    drawn = texts(html, "labels")
+    assert {label.replace("_", " ") for label in LABELS} <= set(drawn)
+    assert "verdicts on these prompts were tossed" in html
+    again = run.table("attribution_calibration")
+    shown = cells(html, "calibration")
+    asked = again[again["n"] > 0].groupby(["arm", "presentation", "label"]).ngroups
+    assert len(shown) == asked > 0
+
+
+def test_a_model_that_cannot_be_taken_apart_says_so(run: RunDirectory) -> None:
+    source = read(run)
+    tables = {**source.tables, "components": pd.DataFrame({"arm": [], "presentation": [], "component": []})}
+    results = {**source.results, "arms": {
+        arm: {**found, "components": {}} for arm, found in source.results["arms"].items()
+    }}  # fmt: skip
+    html = page(replace(source, tables=tables, results=results))
+    assert (
+        'id="figure-components"' not in html and "can&#39;t be taken apart" in html
+    ) or "can't be taken apart" in html
+
+
+def test_a_baseline_that_reads_as_much_as_the_probe_is_pointed_out(run: RunDirectory) -> None:
+    source = read(run)
+    assert not [one for one in findings(source) if one.lead == "Readable from the surface"]
+    probes = source.results["arms"]["base"]["probes"]["original"]
+    probes["baselines"]["tokens"].update(auroc=0.97, auroc_low=0.9, auroc_high=0.99)
+    said = [one.text for one in findings(source) if one.lead == "Readable from the surface"]
+    assert said == [
+        "A probe that does not look into the model reads the gold answer at AUROC 0.97 [0.90, 0.99] on original prompts "
+        "(bag of tokens): base's probes may read the surface."
+    ]
+
+
+def test_the_main_rows_are_one_curve_a_presentation(run: RunDirectory) -> None:
+    found = main_rows(run.table("probes"))
+    assert found.groupby(["arm", "presentation"])["layer"].apply(list).map(lambda one: one == [0, 1, 2, 3]).all()
+    rows = main_rows(run.table("probe_rows"))
+    assert len(rows) == 2 * 2 * 36 and set(rows["setting"]) == {"n=4", "n=6"}
