@@ -103,7 +103,14 @@ def table_of(config: EvalConfig, grid: Sequence[Setting]) -> TableSpec:
         return config.table
     if config.figure is not None:
         return config.figure.table()
-    kinds = list(dict.fromkeys(kind for setting in grid for kind in kinds_of(setting)))
+    from tasks.contracts import Directional
+    from tasks.registry import family as family_named
+
+    # An answer has to change where the gold answer does: no pair whose agreement counts.
+    family = family_named(config.family)
+    flipped = family.flipped if isinstance(family, Directional) else frozenset()
+    rendered = dict.fromkeys(kind for setting in grid for kind in kinds_of(setting))
+    kinds = [kind for kind in rendered if kind not in flipped]
     partner = {kind: one for kind, one in PARTNERS.items() if one in kinds}
     pairs = tuple((partner.get(kind, kinds[0]), kind) for kind in kinds[1:])
     if not pairs:

@@ -11,6 +11,10 @@ Pure Python; nothing here loads torch, so a user who wants only the generators p
                     text again
 ``relations``       the words of ordering's relations, from ``data/relations.toml``; ``relations_check`` refuses bad ones
 ``horn``            does a goal follow from rules: ``horn_program`` draws programs, ``horn_solver`` reads the text again
+``modals``          does a conclusion about what is probable follow: ``modals_params`` checks parameters,
+                    ``modals_catalog`` reads templates and names from ``data/modals.toml``, ``modals_text`` renders,
+                    ``modals_schema`` writes statements down, ``modals_oracle`` decides what follows from them,
+                    ``modals_solver`` reads the text again
 ``names``           pools of first names and objects; ``pseudowords`` are pronounceable strings without a meaning
 ``prompts``         how the answer is asked for: directly, or after reasoning
 ``parsing``         reading a label from a free-text response: ``parsing_text`` cleans it, ``parsing_words`` is the

@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -88,7 +88,10 @@ class Presentation:
 
 @dataclass(frozen=True, slots=True)
 class MatchedSet:
-    """The presentations of one instance. The first presentation is the original."""
+    """The presentations of one instance. The first presentation is the original.
+
+    A set may lack a kind that was asked for, where its wording would not be English; it never lacks the original.
+    """
 
     instance: Instance
     presentations: tuple[Presentation, ...]
@@ -194,6 +197,33 @@ class Family(Protocol):
 
     def grade(self, parsed: Parsed, presentation: Presentation) -> Grade: ...
     def verify(self, matched: MatchedSet) -> Mapping[str, str]: ...
+
+
+@runtime_checkable
+class Finite(Protocol):
+    """A family with a last set, as a grid of templates and contents has; others draw without end.
+
+    ``generate`` then gives each set once. Its beginnings are balanced over the cells for as long as the smallest of them
+    has sets left.
+    """
+
+    def cells(self, params: Mapping[str, Any], *, split: Split) -> Mapping[str, int]:
+        """How many sets there are of each cell."""
+        ...
+
+
+@runtime_checkable
+class Directional(Protocol):
+    """A family some of whose presentations flip the gold answer: what is right about the original is wrong about them.
+
+    An answer has to change between the original and such a presentation, so the two are no pair whose agreement counts;
+    what they make together are the cells of validity and negation.
+    """
+
+    @property
+    def flipped(self) -> frozenset[str]:
+        """Kinds of presentation whose gold answer is the other one, in every set."""
+        ...
 
 
 def latent_key(family: str, latent: Mapping[str, Any]) -> str:

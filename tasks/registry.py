@@ -19,7 +19,7 @@ from tasks.contracts import Family, TaskError
 GROUP = "pairlens.families"
 _METHODS = ("parameters", "validate", "generate", "parse", "grade", "verify")
 _VALUES = ("name", "version", "answers")
-_BUILT_IN = {"ordering": "tasks.ordering:Ordering", "horn": "tasks.horn:Horn"}
+_BUILT_IN = {"ordering": "tasks.ordering:Ordering", "horn": "tasks.horn:Horn", "modals": "tasks.modals:Modals"}
 
 
 def family_names() -> list[str]:

@@ -8,7 +8,7 @@
 * no instance key and no prompt occurs twice, and no instance or prompt of one split occurs in another, whatever the seed;
 * two kinds of presentation are two texts, and a ``repeat`` is the original's text again;
 * the same seed gives the same sets, however many are asked for;
-* the cells of the design are balanced, and so are the gold answers.
+* the cells of the design are balanced, and so are the gold answers; a cell of a finite family may run out.
 
 Two presentations of one set may be the same text by chance: with two people, a new order of their names is often the old
 one. That is no defect, so prompts count as repeated only from one set to another, and two kinds only if they are the same
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import combinations, islice
 from typing import Any
 
-from tasks.contracts import SPLITS, Family, MatchedSet, Presentation, Split, TaskError
+from tasks.contracts import SPLITS, Family, Finite, MatchedSet, Presentation, Split, TaskError
 
 # Sets drawn once more to see whether they come out the same.
 AGAIN = 100
@@ -75,7 +75,7 @@ def validate_family(family: Family, params: Mapping[str, Any], *, sets: int, see
     Raises:
         TaskError: bad parameters, or fewer sets than asked for.
     """
-    check = _Check(family)
+    check = _Check(family, params)
     keys: dict[Split, set[bytes]] = {split: set() for split in SPLITS}
     prompts: dict[Split, set[bytes]] = {split: set() for split in SPLITS}
     for split in SPLITS:
@@ -99,8 +99,9 @@ def validate_family(family: Family, params: Mapping[str, Any], *, sets: int, see
 class _Check:
     """All promises that can be checked a set at a time, over the sets of every split."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: Family, params: Mapping[str, Any]) -> None:
         self.family = family
+        self.params = params
         self.form = _Tally("sets have the form that a run expects")
         self.solver = _Tally("the second solver agrees with gold")
         self.grading = _Tally("gold passes and a mutated gold fails")
@@ -230,18 +231,35 @@ class _Check:
     def _balance(self) -> Finding:
         tally = _Tally("cells are balanced")
         for split in SPLITS:
-            cells = {cell: count for (part, cell), count in self.cells.items() if part == split}
-            uneven = bool(cells) and max(cells.values()) - min(cells.values()) > 1
-            tally.add(problem=f"{split}: {cells}" if uneven else None, checked=sum(cells.values()))
+            cells = self._counts(split)
+            ends = self._ends(split)
+            behind = [
+                cell for cell, count in cells.items() if count < max(cells.values()) - 1 and count != ends.get(cell)
+            ]
+            tally.add(problem=f"{split}: {cells}" if behind else None, checked=sum(cells.values()))
         return tally.finding()
 
+    def _counts(self, split: Split) -> dict[str, int]:
+        return {cell: count for (part, cell), count in self.cells.items() if part == split}
+
+    def _ends(self, split: Split) -> Mapping[str, int]:
+        """Sets that a finite family has of each cell; empty for one that has no end."""
+        return self.family.cells(self.params, split=split) if isinstance(self.family, Finite) else {}
+
     def _label_shift(self, labels: Iterable[str]) -> Finding:
-        """Cells may each be one set apart in each split; a larger difference is the design's."""
+        """Cells may each be one set apart in each split, or as far as one that ran out lags behind.
+
+        A set that lacks a kind is one more. A larger difference is the design's.
+        """
         tally = _Tally("gold answers are balanced")
         allowed = len(self.cells)
+        for split in SPLITS:
+            cells, ends = self._counts(split), self._ends(split)
+            allowed += sum(max(cells.values()) - count for cell, count in cells.items() if count == ends.get(cell))
         for kind in dict.fromkeys(kind for kind, _ in self.golds):
             golds = {label: self.golds[kind, label] for label in labels}
-            uneven = max(golds.values()) - min(golds.values()) > allowed
+            lacking = self.sets - sum(golds.values())
+            uneven = max(golds.values()) - min(golds.values()) > allowed + lacking
             tally.add(problem=f"{kind}: {golds}" if uneven else None, checked=sum(golds.values()))
         return tally.finding()
 

@@ -49,14 +49,14 @@ def generate(
     seed: Seed = None,
     split: Split = None,
 ) -> None:
-    """Write matched sets as JSON lines."""
+    """Write matched sets as JSON lines: all of a finite family, 100 of one without end, or as many as limit says."""
     from tasks.files import to_line
     from tasks.registry import family as family_named
 
     found = family_named(family)
     if not out:
         raise UsageError("out is empty: give a file, or - for standard output")
-    lines = (to_line(one, version=found.version) for one in _sets(family, set_, limit, seed, split, sets=100))
+    lines = (to_line(one, version=found.version) for one in _sets(family, set_, limit, seed, split))
     with _sink(out) as file:
         for line in lines:
             file.write(line.encode())
@@ -139,15 +139,24 @@ def _params(found: Any, set_: list[str] | None) -> dict[str, Any]:
 
 
 def _sets(
-    family: str, set_: list[str] | None, limit: str | None, seed: str | None, split: str | None, *, sets: int
+    family: str,
+    set_: list[str] | None,
+    limit: str | None,
+    seed: str | None,
+    split: str | None,
+    *,
+    sets: int | None = None,
 ) -> Any:
     from itertools import islice
     from typing import cast
 
+    from tasks.contracts import Finite
     from tasks.registry import family as family_named
 
     found = family_named(family)
     params = _params(found, set_)
-    count = integer("limit", limit, default=sets, least=1)
-    number = integer("seed", seed, default=0)
-    return islice(found.generate(params, seed=number, split=cast(Any, split or "test")), count)
+    number, part = integer("seed", seed, default=0), cast(Any, split or "test")
+    matched = found.generate(params, seed=number, split=part)
+    if sets is None:
+        sets = sum(found.cells(params, split=part).values()) if isinstance(found, Finite) else 100
+    return islice(matched, integer("limit", limit, default=sets, least=1))

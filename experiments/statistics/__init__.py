@@ -14,6 +14,9 @@ Did an arm change?     ``compare_arms``: the same for the difference of two arms
 Only decoding noise?   ``repeat_agreement``: invariance against the same prompt sent twice
 Where does it break?   ``crossing``, with the chance that fresh data say the same
 Are pairs enough?      ``half_width``, ``detectable_difference``
+Knows, or says yes?    ``polarity_profile``: accuracy by validity × negation, bias, floor; ``pooling``: five weightings;
+                       ``breakdown`` by group, ``turned`` makes a negated question and its original a pair
+Surface that matters?  ``compare_groups``, ``negation_strategy``, ``size_trend``
 Is parsing fair?       ``coverage``: unparsed and truncated answers by arm and presentation
 =====================  =============================================================================================
 
@@ -29,6 +32,23 @@ from experiments.statistics.contrasts import Arm, Contrast, Interval, compare_ar
 from experiments.statistics.marginal import MarginalGap, McNemar, holm, marginal_gap, mcnemar
 from experiments.statistics.measures import STATISTICS
 from experiments.statistics.pairs import PairProfile, pair_profile
+from experiments.statistics.polarity import (
+    FourCells,
+    PolarityProfile,
+    Pooling,
+    breakdown,
+    polarity_profile,
+    pooling,
+    turned,
+)
+from experiments.statistics.polarity_groups import (
+    GroupContrast,
+    NegationStrategy,
+    SizeTrend,
+    compare_groups,
+    negation_strategy,
+    size_trend,
+)
 from experiments.statistics.power import Detectable, HalfWidth, detectable_difference, half_width
 from experiments.statistics.repeats import Repeat, repeat_agreement
 from experiments.statistics.shares import (
@@ -55,7 +75,9 @@ __all__ = [
     "Coverage",
     "Crossing",
     "Detectable",
+    "FourCells",
     "Frechet",
+    "GroupContrast",
     "HalfWidth",
     "Identities",
     "Interval",
@@ -63,13 +85,19 @@ __all__ = [
     "KappaBar",
     "MarginalGap",
     "McNemar",
+    "NegationStrategy",
     "PairProfile",
+    "PolarityProfile",
+    "Pooling",
     "PresentationScore",
     "Repeat",
     "Share",
+    "SizeTrend",
     "accuracy_bounds",
+    "breakdown",
     "cell_table",
     "compare_arms",
+    "compare_groups",
     "coverage",
     "crossing",
     "detectable_difference",
@@ -80,10 +108,15 @@ __all__ = [
     "kappa_bar",
     "marginal_gap",
     "mcnemar",
+    "negation_strategy",
     "pair_interval",
     "pair_profile",
+    "polarity_profile",
+    "pooling",
     "presentation_score",
     "repeat_agreement",
     "share",
+    "size_trend",
+    "turned",
     "unanimous",
 ]
