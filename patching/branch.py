@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from activations.batching import Padded, forward_arguments, pad
-from patching.runs import Rows, Runs
+from activations.batching import Padded, pad
+from patching.runs import UNPATCHED, Rows, Runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,12 +80,8 @@ def evaluate(runs: Runs, items: Sequence[int], cells: Sequence[int], *, cell_bud
         if mask is None or mask.shape[-1] != length + size:
             mask = branch_mask(padded.attention_mask, size, model.dtype)
         extended = Padded(_extend(padded.input_ids, size), mask, _extend(padded.position_ids, size))
-
-        def rows_of(tensor: Tensor) -> Tensor:
-            return tensor[:, length - 1 :]
-
-        arguments = forward_arguments(model.hf_model, extended, keep=1)
-        scores = runs(arguments, rows_of, Rows.grid(items, part, first_slot=1))
+        scores = runs(extended, Rows.grid(items, [UNPATCHED, *part], first_slot=length - 1))
+        scores = scores.unflatten(0, (len(items), 1 + size))
         parts.append(scores if not parts else scores[:, 1:])
     return torch.cat(parts, dim=1)
 

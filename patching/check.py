@@ -19,7 +19,7 @@ is at least three times what plain passes show among themselves. Re-checked cell
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,11 +74,13 @@ def sample_pairs(n_items: int, n_cells: int, count: int, seed: int) -> dict[int,
     return result
 
 
-def self_check(runs: Runs, evaluate: Evaluate, *, seed: int, batch_tokens: int) -> tuple[Ledger, str | None]:
-    """Try an engine on a few items. The second value says what it raised, if it did."""
+def self_check(
+    runs: Runs, evaluate: Evaluate, cells: Sequence[int], *, seed: int, batch_tokens: int
+) -> tuple[Ledger, str | None]:
+    """Try an engine on a few items and one of these cells. The second value says what it raised, if it did."""
     lengths = runs.lengths(range(len(runs.recipients)))
     items = list(dict.fromkeys([0, lengths.index(min(lengths)), lengths.index(max(lengths))]))
-    edited = [number for number, cell in enumerate(runs.cells) if cell.edits] or [UNPATCHED]
+    edited = [number for number in cells if runs.cells[number].edits] or [UNPATCHED]
     cell = edited[int(keyed_generator("patching.self_check", seed, len(edited)).integers(len(edited)))]
     ledger = Ledger(runs)
     plain = changed = _alone(runs, items, UNPATCHED)
@@ -98,14 +100,23 @@ def self_check(runs: Runs, evaluate: Evaluate, *, seed: int, batch_tokens: int) 
 
 
 def recheck(
-    runs: Runs, ledger: Ledger, items: Sequence[int], pairs: dict[int, list[int]], scores: Tensor, *, batch_tokens: int
+    runs: Runs,
+    ledger: Ledger,
+    items: Sequence[int],
+    pairs: Mapping[int, Sequence[tuple[int, int]]],
+    scores: Tensor,
+    *,
+    batch_tokens: int,
 ) -> None:
-    """Recompute the sampled pairs among these items, whose scores ``[item, 1 + cell, label]`` an engine has given."""
-    wanted = [(place, item, cell) for place, item in enumerate(items) for cell in pairs.get(item, ())]
+    """Recompute the sampled pairs among these items, whose scores ``[item, column, label]`` an engine has given.
+
+    ``pairs`` holds for each item the sampled cells, each with its column.
+    """
+    wanted = [(row, item, *pair) for row, item in enumerate(items) for pair in pairs.get(item, ())]
     if wanted:
-        chosen = [(item, cell) for _, item, cell in wanted]
+        chosen = [(item, cell) for _, item, cell, _ in wanted]
         reference = forward.run_pairs(runs, chosen, batch_tokens=batch_tokens, reference=True)
-        ledger.compare(torch.stack([scores[place, 1 + cell] for place, _, cell in wanted]), reference)
+        ledger.compare(torch.stack([scores[row, column] for row, _, _, column in wanted]), reference)
         ledger.checked += len(wanted)
 
 

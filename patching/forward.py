@@ -1,7 +1,7 @@
 """Plain forward passes: one for each item and cell. The reference the shortcuts are held to, and the last resort.
 
 Nothing is shared and nothing is assumed: the whole prompt runs through the model with the model's own masks, and the
-cell is applied at the last column. As reference, the scores are read from the logits the model itself returns. With
+cell is applied in its own sequence. As reference, the scores are read from the logits the model itself returns. With
 ``batch_tokens=1`` every pair runs in a batch of its own, without any padding.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from activations.batching import batches, forward_arguments, pad
+from activations.batching import batches, pad
 from patching.runs import UNPATCHED, Rows, Runs
 
 
@@ -28,7 +28,9 @@ def run_pairs(runs: Runs, pairs: Sequence[tuple[int, int]], *, batch_tokens: int
     order: list[int] = []
     parts: list[Tensor] = []
     for part in batches(runs.lengths([item for item, _ in pairs]), batch_tokens):
-        parts.append(_run(runs, [pairs[index] for index in part], reference=reference))
+        chosen = [pairs[index] for index in part]
+        padded = pad([runs.recipients[item] for item, _ in chosen], runs.model.device, runs.model.pad_id)
+        parts.append(runs(padded, Rows.pairs(chosen, padded.input_ids.shape[1]), reference=reference))
         order.extend(part)
     return torch.cat(parts)[torch.argsort(torch.tensor(order))]
 
@@ -37,14 +39,3 @@ def tokens(lengths: Sequence[int], n_cells: int, batch_tokens: int) -> int:
     """Tokens one batch of items puts through the model, pads included."""
     each = [length for length in lengths for _ in range(1 + n_cells)]
     return sum(len(part) * each[part[0]] for part in batches(each, batch_tokens))
-
-
-def _run(runs: Runs, pairs: Sequence[tuple[int, int]], *, reference: bool) -> Tensor:
-    model = runs.model
-    padded = pad([runs.recipients[item] for item, _ in pairs], model.device, model.pad_id)
-
-    def rows_of(tensor: Tensor) -> Tensor:
-        return tensor[:, -1:]
-
-    arguments = forward_arguments(model.hf_model, padded, keep=1)
-    return runs(arguments, rows_of, Rows.pairs(pairs), reference=reference)[:, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from patching import PatchError, control_donors, derangement, norm_matched_random, unrelated_donor
+from patching import PatchError, Pool, control_donors, derangement, norm_matched_random, unrelated_donor
 from patching.donors import donor_from_store
 
 KEYS = [f"item-{i}" for i in range(6)]
@@ -102,3 +102,49 @@ def test_a_donor_is_read_from_a_store():
 
     donor = donor_from_store(Store(), [3, 1], sites=("resid_post",), layers=range(3))
     np.testing.assert_array_equal(donor["resid_post"][2], RESID[[3, 1], 2])
+
+
+def test_controls_keep_the_form_of_their_donor():
+    """Per token, at named positions and by layer: what ``sweep`` takes, the controls give back."""
+    tokens = [np.random.default_rng(i).standard_normal((i + 1, 8)).astype(np.float32) for i in range(6)]
+    donor = {"resid_post": {"span:query": {1: tokens}, "answer": {1: RESID[:, 1]}}}
+    made = norm_matched_random(donor, keys=KEYS, seed=0)["resid_post"]
+    for one, two in zip(made["span:query"][1], tokens, strict=True):
+        np.testing.assert_allclose(np.linalg.norm(one, axis=-1), np.linalg.norm(two, axis=-1), rtol=1e-5)
+        assert one.dtype == np.float32 and one.shape == two.shape
+    assert made["answer"][1].shape == (6, 8)
+    order = derangement(KEYS, [0] * 6, seed=0)
+    moved = unrelated_donor(donor, keys=KEYS, groups=[0] * 6, seed=0)["resid_post"]
+    assert all(moved["span:query"][1][row] is tokens[order[row]] for row in range(6))
+    np.testing.assert_array_equal(moved["answer"][1], RESID[order, 1])
+    with pytest.raises(PatchError, match="5 keys for 6 donor rows"):
+        norm_matched_random(donor, keys=KEYS[:5], seed=0)
+
+
+def test_same_cell_donors_share_group_and_cell():
+    cells = ["yes", "no"] * 3
+    made = control_donors({"resid_post": RESID}, {}, keys=KEYS, groups=[0] * 6, cells=cells, seed=0)["same cell"]
+    for row in range(6):
+        giver = int(np.flatnonzero((RESID[:, 1] == made["resid_post"][1][row]).all(axis=-1))[0])
+        assert giver != row and cells[giver] == cells[row]
+    with pytest.raises(PatchError, match="3 cells but 6 groups"):
+        control_donors({"resid_post": RESID}, {}, keys=KEYS, groups=[0] * 6, cells=cells[:3], seed=0)
+
+
+def test_a_pool_gives_rows_of_other_instances_of_the_group():
+    big = np.random.default_rng(5).standard_normal((40, 3, 8)).astype(np.float32)
+    names = [*KEYS, *(f"more-{i}" for i in range(34))]
+    groups = [i % 2 for i in range(40)]
+    pool = Pool({"resid_post": big}, names, groups, [i % 4 for i in range(40)])
+    chosen = {"keys": KEYS, "groups": groups[:6], "seed": 0}
+    made = unrelated_donor({"resid_post": RESID}, pool=pool, **chosen)["resid_post"][2]
+    givers = [int(np.flatnonzero((big[:, 2] == row).all(axis=-1))[0]) for row in made]
+    assert all(names[giver] != key for giver, key in zip(givers, KEYS, strict=True))
+    assert [groups[giver] for giver in givers] == groups[:6] and max(givers) >= 6
+    controls = control_donors({"resid_post": RESID}, {}, cells=[i % 4 for i in range(6)], pool=pool, **chosen)
+    alike = [int(np.flatnonzero((big[:, 2] == row).all(axis=-1))[0]) for row in controls["same cell"]["resid_post"][2]]
+    assert [giver % 4 for giver in alike] == [row % 4 for row in range(6)]
+    with pytest.raises(PatchError, match="the pool has none"):
+        control_donors(
+            {"resid_post": RESID}, {}, cells=[0] * 6, pool=Pool({"resid_post": big}, names, groups), **chosen
+        )

@@ -152,13 +152,13 @@ def test_small_budgets_change_the_price_and_not_the_numbers(engine):
     assert (cut.forward_passes > whole.forward_passes) == (engine == "branch")
 
 
-def test_the_same_call_gives_the_same_bits():
+@pytest.mark.parametrize("engine", ["branch", "prefix", "copies", "restart", "forward"])
+def test_the_same_call_gives_the_same_bits(engine):
     model = from_modules(*tiny_llama())
     prompts, answers = model.encode(MESSAGES), answer_tokens(model, ANSWERS)
-    cells = head_cells(head_map(model))
-    one, two = (sweep(model, prompts, cells, answers=answers, seed=3) for _ in range(2))
+    cells = head_cells(head_map(model), position="all" if engine in ("restart", "forward") else "answer")
+    one, two, other = (sweep(model, prompts, cells, answers=answers, seed=seed, engine=engine) for seed in (3, 3, 4))
     np.testing.assert_array_equal(one.logit, two.logit)
-    other = sweep(model, prompts, cells, answers=answers, seed=4)
     np.testing.assert_array_equal(one.logit, other.logit)
 
 
@@ -259,6 +259,9 @@ def test_half_precision_states_its_difference_and_keeps_the_engine(build, dtype)
     assert result.logit.dtype == np.float32
     assert result.check_max_abs > 0
     assert result.check_bound >= 1e-2
+    for engine in ("prefix", "restart"):
+        other = sweep(model, prompts, cells, answers=answers, donors=donors, seed=0, engine=engine)
+        assert np.median(np.abs(other.difference - result.difference)) < 0.05
     exact = sweep(from_modules(*build()), prompts, cells, answers=answers, donors=donors, seed=0)
     assert np.median(np.abs(result.difference - exact.difference)) < 0.05
 

@@ -98,9 +98,9 @@ def test_windows_are_read_layer_by_layer():
 
 def spoil(monkeypatch, engine, wrong):
     """Make an engine's scores wrong where ``wrong(items, cells)`` says so."""
-    from patching import branch, prefix
+    from patching import branch, copies, prefix, restart
 
-    module = {"branch": branch, "prefix": prefix}[engine]
+    module = {"branch": branch, "prefix": prefix, "copies": copies, "restart": restart}[engine]
     original = module.evaluate
 
     def evaluate(runs, items, cells, **options):
@@ -128,8 +128,8 @@ def test_a_recheck_that_fails_starts_over_with_the_next_engine(monkeypatch):
 def test_with_no_exact_shortcut_plain_forwards_run(monkeypatch):
     model = from_modules(*tiny_llama())
     prompts, answers = asked(model)
-    spoil(monkeypatch, "branch", lambda items, cells: True)
-    spoil(monkeypatch, "prefix", lambda items, cells: True)
+    for engine in ("branch", "prefix", "copies", "restart"):
+        spoil(monkeypatch, engine, lambda items, cells: True)
     cells = layer_cells(model.n_layers, source="zero")
     result = sweep(model, prompts, cells, answers=answers, seed=0)
     assert result.engine == "forward" and result.forward_passes > len(cells)
@@ -161,13 +161,15 @@ def test_one_token_prompts_have_no_prefix():
     prompts, answers = asked(model)
     short = type(prompts[0])(prompts[0].ids[:1], "")
     result = sweep(model, [short, prompts[1]], layer_cells(model.n_layers, source="zero"), answers=answers, seed=0)
-    assert result.engine == "forward"
+    assert result.engine == "restart" and result.reason == "layers [0, 1, 2] are not softmax attention"
+    with pytest.raises(PatchError, match="prefix engine cannot run here: a prompt has one token"):
+        sweep(model, [short], layer_cells(model.n_layers, source="zero"), answers=answers, seed=0, engine="prefix")
     dense = from_modules(*tiny_llama())
     result = sweep(dense, [short, prompts[1]], layer_cells(3, source="zero"), answers=answers, seed=0, check_cells=9)
     assert result.engine == "branch" and result.check_max_abs < 5e-6
 
 
-@pytest.mark.parametrize("engine", ["branch", "prefix", "forward"])
+@pytest.mark.parametrize("engine", ["branch", "prefix", "copies", "restart", "forward"])
 def test_no_hook_is_left_after_an_exception(engine):
     model = from_modules(*tiny_llama())
     prompts, answers = asked(model)
@@ -195,13 +197,15 @@ def test_the_plan_is_what_is_paid():
             result = sweep(model, prompts, cells, answers=answers, seed=0, **options)
             assert (planned.engine, planned.reason) == (result.engine, result.reason)
             assert planned.forward_passes == pytest.approx(result.forward_passes)
-            assert (planned.mask_bytes > 0) == (planned.engine == "branch")
+            assert (planned.mask_bytes > 0) == (planned.engine in ("branch", "prefix"))
     assert "forward passes an item" in str(planned)
 
 
 def test_flash_attention_is_not_given_a_dense_mask():
     model = from_modules(*tiny_llama())
     model.hf_model.config._attn_implementation = "flash_attention_2"
-    assert "takes no 4-D mask" in plan.candidates(model, [5])[0][1]
+    cells, options = layer_cells(3, source="zero"), plan.Options(256, 8192)
+    engine, reason = plan.groups(model, [5], cells, options)[0].engines[0]
+    assert engine == "copies" and "takes no 4-D mask" in reason
     model.hf_model.config._attn_implementation = "sdpa"
-    assert plan.candidates(model, [5])[0] == ("branch", "cheapest")
+    assert plan.groups(model, [5], cells, options)[0].engines[0] == ("branch", "cheapest")
