@@ -7,7 +7,7 @@ asked follows. A sentence that it can't read is an error, since it could be the 
 
 A question asks whether the conclusion follows, or, negated, whether it fails to: "yes" is right if it follows in the first
 case, if it does not in the second. So "Is it false that …?" about what the premises leave open is answered "yes", as in
-paper 002: the conclusion is not licensed. "Is it not probable that …?" is read as a negated question too.
+the paper: the conclusion is not licensed. "Is it not probable that …?" is read as a negated question too.
 """
 
 from __future__ import annotations

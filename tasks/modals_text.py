@@ -22,7 +22,7 @@ kind                form       wording                                    gold
 ``repeat``          truth      the original, character for character      kept
 ==================  =========  =========================================  ==================
 
-The original is *truth*, the form that paper 002 shows its templates in. ``equivalent`` gives one of the other affirmative
+The original is *truth*, the form that the paper shows its templates in. ``equivalent`` gives one of the other affirmative
 forms the name under which a whole study looks for the second half of a pair.
 """
 

@@ -19,7 +19,8 @@ def swept(kind: Kind, recipient: str, cells, donors=None):  # type: ignore[no-un
     model = from_modules(*network(kind))
     prompts = model.encode([matched[recipient].chat() for matched in sets(COUNT)])
     result = sweep(model, prompts, cells, answers=answer_tokens(model, Switches.answers), donors=donors or {}, seed=0)
-    assert result.engine == "branch"
+    # A cell without edits needs no branch; whichever runs, it is no plain forward pass.
+    assert result.engine in ("branch", "restart")
     return result
 
 
