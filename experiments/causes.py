@@ -164,7 +164,8 @@ def ablate_table(arm: Arm, heads: pd.DataFrame, done: Callable[[int], None]) -> 
 
 
 def ranking(heads: pd.DataFrame, config: Config) -> tuple[Any, ...]:
-    """Heads by mean effect toward the donor's answer, largest first."""
+    """Heads by mean effect toward the donor's answer, largest first; an instance counts once."""
+    from experiments.instances import by_instance
     from patching.edits import Cell, Edit
     from patching.effects import rank_heads, signed_effect
 
@@ -174,7 +175,8 @@ def ranking(heads: pd.DataFrame, config: Config) -> tuple[Any, ...]:
     toward = np.where(about["donor_difference"] >= about["unpatched"], 1, -1)
     effects = signed_effect(wide.to_numpy(), about["unpatched"].to_numpy(), toward)
     cells = [Cell(f"z.{layer}.{head}", (Edit("z", int(layer), int(head), "matched"),)) for layer, head in wide.columns]
-    return rank_heads(effects, cells, seed=config.seed, resamples=config.resamples)
+    once = by_instance(effects.T, about.reset_index(), by=("key",))
+    return rank_heads(once.values.T, cells, seed=config.seed, resamples=config.resamples)
 
 
 def check_heads(model: Model, config: Config) -> None:

@@ -43,7 +43,10 @@ class Section(BaseModel):
     def _no_word_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         """YAML reads `yes`, `on` and `true` as true, which would be taken for 1."""
         field = cls.model_fields[str(info.field_name)]
-        if isinstance(value, bool) and field.annotation is not bool:
+        section = isinstance(field.annotation, type) and issubclass(
+            field.annotation, Section
+        )  # has a message of its own
+        if isinstance(value, bool) and field.annotation is not bool and not section:
             raise PydanticCustomError("word", "give a value that is not yes or no; quote it if it is text")
         return value
 
@@ -52,7 +55,8 @@ class ProbeSettings(Section):
     """Linear probes. Keys whose default depends on another are None where they don't apply, see ``check_probe``."""
 
     member: Literal["logistic", "ridge", "mean_difference"] = Field("logistic", description="kind of probe")
-    penalty: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+    # Beyond the bound the L2 term is lost in rounding: there is nothing left of a penalty.
+    penalty: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] | None = Field(
         None, description="inverse L2 strength (scikit-learn's C); of several, inner folds choose"
     )
     inner_folds: int | None = Field(
@@ -197,6 +201,10 @@ def load_as(kind: type[AnyConfig], path: str | None, overrides: Sequence[str], f
     """
     values: dict[str, Any] = {}
     if path is not None:
+        if not path.strip():  # as a path it would be the current directory
+            raise UsageError(
+                "the configuration's name is empty: give a YAML file or a recipe (see `probe recipes`), or leave it out"
+            )
         values = _read_yaml(path)
         recipes.same_command(path, values.pop("command", None), kind.command)
     for pair in overrides:
@@ -347,7 +355,8 @@ _PLAINLY = {
 def _first_problem(error: ValidationError, kind: type[Asking]) -> str:
     # A wrong key comes first: with it the right one is missing, and that alone would be a riddle.
     problem = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
-    where = ".".join(str(part) for part in problem["loc"])
+    # A list is named without the place in it: `penalty.0` is no key.
+    where = ".".join(str(part) for part in problem["loc"] if not isinstance(part, int))
     if problem["type"] == "extra_forbidden":
         section: type[BaseModel] = kind
         for part in problem["loc"][:-1]:
@@ -359,4 +368,8 @@ def _first_problem(error: ValidationError, kind: type[Asking]) -> str:
     if problem["type"] == "missing":
         return f"{where} is missing: it has no default"
     said = _PLAINLY.get(problem["type"], f"{problem['msg'][0].lower()}{problem['msg'][1:]}")
+    if problem["input"] is None:
+        return f"{where} is empty: give a value or leave it out ({said})"
+    if isinstance(problem["input"], (list, tuple)) and problem["input"]:
+        return f"{where} is {', '.join(map(str, problem['input']))}: {said}"
     return f"{where} is {problem['input']!r}: {said}"

@@ -92,7 +92,10 @@ def _change(rows: pd.DataFrame, layer: int | None) -> dict[str, Any]:
     """The paired change from the base at the layer that is best for this arm, or why there is none."""
     at = rows if layer is None else rows[rows["layer"] == layer]
     one = at.iloc[0]
-    return {"layer": layer, **{name: one[name] for name in ("difference", "low", "high", "p", "n", "method", "reason")}}
+    return {
+        "layer": layer,
+        **{name: one[name] for name in ("difference", "low", "high", "p", "p_max", "n", "method", "reason")},
+    }
 
 
 def _whole(value: Any) -> int | None:

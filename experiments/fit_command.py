@@ -23,7 +23,7 @@ from experiments.config import FOLDS
 from experiments.errors import UsageError
 from experiments.fit_options import Choice, as_flags
 from experiments.fitting import Rows
-from experiments.probe_measures import LEVEL, HeldOutRows, by_layer
+from experiments.probe_measures import HeldOutRows, by_layer, first_layer
 from experiments.progress import Reporter
 from experiments.store_items import Asked, Opened, rows_at
 
@@ -49,12 +49,14 @@ class Fit:
     Attributes:
         table: one row for each set of rows that was read and each layer; tidy, with the curve's numbers beside.
         curves: one for each set of rows that was read.
+        meaning: what a label of 1 says.
         notes: rows that have no label, and the like.
     """
 
     about: Mapping[str, Any]
     table: pd.DataFrame
     curves: Sequence[Curve]
+    meaning: str
     notes: Sequence[str] = field(default_factory=tuple)
 
 
@@ -80,7 +82,7 @@ def fit(opened: Opened, chosen: Choice, reporter: Reporter) -> Fit:
     others = {kind: fit_rows.rows(asked, labels, (kind,)) for kind in chosen.read}
     for kind, rows in others.items():
         if len(rows.place) == 0:
-            raise UsageError(f"read is {kind}, of which no row has the target {chosen.target}: leave it out")
+            raise UsageError(f"--read is {kind}, of which no row has the target {chosen.target}: leave it out")
 
     def features(rows: Rows) -> np.ndarray:
         return opened.store.stack(chosen.site, layers, asked.table["place"].to_numpy()[rows.place])
@@ -115,7 +117,8 @@ def fit(opened: Opened, chosen: Choice, reporter: Reporter) -> Fit:
         "member": chosen.config.probe.member, "shuffles": chosen.config.probe.shuffles,
         "threshold": chosen.config.probe.threshold, "seed": chosen.config.seed,
     }  # fmt: skip
-    return _gathered(about, found, layers, chosen, notes)
+    meaning = fit_rows.meaning(opened, asked, chosen.target, chosen.train)
+    return _gathered(about, found, layers, chosen, meaning, notes)
 
 
 def _layers(opened: Opened, chosen: Choice) -> list[int]:
@@ -123,7 +126,7 @@ def _layers(opened: Opened, chosen: Choice) -> list[int]:
 
     there = opened.store.layers
     if chosen.site not in there:
-        raise UsageError(f"site is {chosen.site!r}: {opened.store.directory} holds {', '.join(there)}")
+        raise UsageError(f"--site is {chosen.site!r}: {opened.store.directory} holds {', '.join(there)}")
     try:
         found = [opened.store.find(chosen.site, layer)[1] for layer in chosen.layers or there[chosen.site]]
     except StoreError as error:
@@ -175,12 +178,15 @@ def _fit(
         options["inner_folds"] = probe.inner_folds
     folds = probe.folds or FOLDS
     options |= {"folds": folds} if units is None else {"held_out": units}
+    count = folds if units is None else len(np.unique(units))
     return fit_probes(
         features(own),
         own.labels,
         own.keys,
-        strata=_strata(asked, own, folds if units is None else len(np.unique(units))),
-        readings={kind: Reading(features(one), one.labels, one.keys) for kind, one in read.items()},
+        strata=_strata(asked, own, count),
+        readings={
+            kind: Reading(features(one), one.labels, one.keys, _strata(asked, one, count)) for kind, one in read.items()
+        },
         **options,
     )
 
@@ -190,6 +196,7 @@ def _gathered(
     found: Sequence[tuple[str, str, ProbeResult | ReadingResult, Rows]],
     layers: Sequence[int],
     chosen: Choice,
+    meaning: str,
     notes: Sequence[str],
 ) -> Fit:
     import pandas as pd
@@ -198,11 +205,26 @@ def _gathered(
     for read, unit, result, rows in found:
         measured = by_layer(result, rows, "")
         whole = _summary(result, rows, measured, layers, chosen)
+        whole["remark"] = _remark(measured, layers, trained=read == about["train"] and not unit)
         curves.append(Curve(read, unit, whole))
         table = pd.DataFrame({**about, "read": read, "held_out": unit, "layer": layers})
         beside = {name: value for name, value in whole.items() if name in _BESIDE}
         frames.append(table.assign(**measured, **beside))
-    return Fit(about, pd.concat(frames, ignore_index=True), curves, tuple(notes))
+    return Fit(about, pd.concat(frames, ignore_index=True), curves, meaning, tuple(notes))
+
+
+def _remark(measured: Mapping[str, Any], layers: Sequence[int], *, trained: bool) -> str:
+    """What to make of an AUROC below what shuffled labels give; empty where there is none."""
+    below = np.asarray(measured["auroc"]) < np.asarray(measured["null_low"])  # NaN is below nothing
+    if not below.any():
+        return ""
+    at = ", ".join(str(layer) for layer, under in zip(layers, np.atleast_1d(below), strict=True) if under)
+    if trained:
+        return (
+            f"AUROC below the shuffled 95% at layer {at}: on held-out rows of the training kind that is an artefact of few "
+            "rows or of units that differ, no signal"
+        )
+    return f"AUROC below the shuffled 95% at layer {at}: in these rows the probes' direction reads the other way round"
 
 
 _BESIDE = ("ones", "zeros", "first_layer", "first_layer_low", "first_layer_high", "first_layer_never", "first_layer_reason",
@@ -217,7 +239,7 @@ def _summary(
     chosen: Choice,
 ) -> dict[str, Any]:
     """What one set of rows shows over all layers; NaN with the reason where it is undefined."""
-    from probes.controls import first_layer_interval, minimum_detectable_auroc
+    from probes.controls import minimum_detectable_auroc
 
     ones, zeros = (len(np.unique(rows.keys[rows.labels == label])) for label in (1, 0))
     found: dict[str, Any] = {"n": len(rows.place), "instances": len(np.unique(rows.keys)), "ones": ones, "zeros": zeros}
@@ -227,30 +249,24 @@ def _summary(
         return {**found, **dict.fromkeys(empty, np.nan), "first_layer_reason": measured["reason"],
                 "reason": measured["reason"], "method": ""}  # fmt: skip
     best, folds = int(np.nanargmax(result.auroc)), result.fold_auroc.shape[1]
-    first = first_layer_interval(
+    first = first_layer(
         HeldOutRows(result.margins, result.labels, result.folds, rows.keys),
+        result.auroc,
         threshold=chosen.config.probe.threshold,
-        level=LEVEL,
         resamples=chosen.config.resamples,
+        layers=layers,
         seed=chosen.config.seed,
     )
     detectable = np.nan
     if min(ones, zeros) >= folds and np.isfinite(result.null).all():
         detectable = minimum_detectable_auroc(ones, zeros, null=result.null, folds=folds)
 
-    def number(place: int | None) -> float:
-        return np.nan if place is None else float(layers[place])
-
     return {
         **found,
         "layer": layers[best],
         **{name: float(measured[name][best]) for name in ("auroc", "auroc_low", "auroc_high")},
         "p_max": result.p_max,
-        "first_layer": number(first.layer),
-        "first_layer_low": number(first.low),
-        "first_layer_high": number(first.high),
-        "first_layer_never": first.never_share,
-        "first_layer_reason": first.reason,
+        **{name: value for name, value in first.items() if name != "first_layer_method"},
         "detectable_auroc": detectable,
         "reason": "",
         "method": f"{getattr(result, 'method', 'probes as trained, read on these rows')}; {measured['method']}",

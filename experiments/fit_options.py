@@ -61,22 +61,24 @@ def choice(
         raise as_flags(error) from None
     for name, value in (("train", train), ("read", read), ("layers", layers)):
         if value == ():
-            raise UsageError(f"{name} is empty: name one, or leave it out")
+            raise UsageError(f"--{name} is empty: name one, or leave it out")
         if value is not None and len(set(value)) != len(value):
-            raise UsageError(f"{name} is {', '.join(map(str, value))}: name none twice")
+            raise UsageError(f"--{name} is {', '.join(map(str, value))}: name none twice")
     if target == PRESENTATION:
         if read is not None:
             raise UsageError(
-                f"read is {', '.join(read)} but target is presentation, whose rows are all presentations: leave it out"
+                f"--read is {', '.join(read)} but --target is presentation, whose rows are all presentations: leave it out"
             )
         if train is not None and len(train) != 2:
-            raise UsageError(f"train is {', '.join(train)} but target is presentation, which tells two apart: name two")
+            raise UsageError(
+                f"--train is {', '.join(train)} but --target is presentation, which tells two apart: name two"
+            )
         train = train or PAIR
     train, read = train or PAIR[:1], read or ()
     if both := set(train) & set(read):
         raise UsageError(
-            f"read is {', '.join(read)} and train {', '.join(train)}: {', '.join(sorted(both))} is trained on and read "
-            "held out already, leave it out of read"
+            f"--read is {', '.join(read)} and --train {', '.join(train)}: {', '.join(sorted(both))} is trained on and read "
+            "held out already, leave it out of --read"
         )
     return Choice(target, site, layers, position, train, read, config)
 
@@ -85,4 +87,4 @@ def as_flags(error: UsageError) -> UsageError:
     """The same message with keys of a run's configuration as flags of this command."""
     said = str(error).replace("--set probe.", "probe.")
     said = re.sub(r"\bprobe\.([a-z_]+)(?:\.\d+)?", lambda match: f"--{match[1].replace('_', '-')}", said)
-    return UsageError(said)
+    return UsageError(re.sub(r"^(seed|resamples)\b", r"--\1", said))

@@ -14,7 +14,7 @@ import numpy as np
 from experiments import fitting, probe_options
 from experiments.config import FOLDS
 from experiments.errors import UsageError
-from experiments.fit_options import PRESENTATION, Choice
+from experiments.fit_options import PRESENTATION, Choice, as_flags
 from experiments.fitting import Rows
 from experiments.store_items import Asked, Opened, answers
 
@@ -30,7 +30,7 @@ def check_presentations(asked: Asked, chosen: Choice) -> None:
         for kind in wanted:
             if kind not in kinds:
                 raise UsageError(
-                    f"{name} is {kind!r}, but the rows at {chosen.position} are of {', '.join(kinds)}: name one of "
+                    f"--{name} is {kind!r}, but the rows at {chosen.position} are of {', '.join(kinds)}: name one of "
                     "these, or capture the position in it"
                 )
 
@@ -42,7 +42,7 @@ def labels(opened: Opened, asked: Asked, target: str, train: Sequence[str]) -> t
         golds = list(dict.fromkeys(table["gold"].astype(str)))
         if not set(golds) <= {"yes", "no"}:
             raise UsageError(
-                f"target is gold, but the items have the gold answers {', '.join(golds[:4])}, and probes tell yes from "
+                f"--target is gold, but the items have the gold answers {', '.join(golds[:4])}, and probes tell yes from "
                 "no: choose another target"
             )
         return (table["gold"] == "yes").to_numpy(dtype=float), ""
@@ -76,7 +76,7 @@ def _family(opened: Opened, asked: Asked, target: str) -> Family:
         if opened.family is not None:
             raise
         raise UsageError(
-            f"target is {target!r}, which only the family can tell, and {error}: name its file with --family"
+            f"--target is {target!r}, which only the family can tell, and {error}: name its file with --family"
         ) from None
     if (family.name, family.version) != (asked.family, asked.version):
         raise UsageError(
@@ -85,6 +85,18 @@ def _family(opened: Opened, asked: Asked, target: str) -> Family:
         )
     target_named(family, target)
     return family
+
+
+def meaning(opened: Opened, asked: Asked, target: str, train: Sequence[str]) -> str:
+    """What a 1 and a 0 say, in words."""
+    if target == PRESENTATION:
+        return f"1 is {train[-1]}, 0 is {train[0]}"
+    if target in fitting.LABEL_WORDS:
+        zero, one = fitting.LABEL_WORDS[target]
+        return f"1 is {one}, 0 is {zero}"
+    from tasks.targets import target_named
+
+    return f"1: {target_named(_family(opened, asked, target), target).help}"
 
 
 def rows(asked: Asked, labels: np.ndarray, kinds: Sequence[str]) -> Rows:
@@ -132,9 +144,22 @@ def check_rows(asked: Asked, own: Rows, units: np.ndarray | None, chosen: Choice
         for unit in dict.fromkeys(units):
             if len(found := np.unique(own.labels[units == unit])) < 2:
                 raise UsageError(
-                    f"--held-out is {probe.held_out}, but all rows of {unit} are {words[found[0]]}: hold out another unit"
+                    f"--held-out is {probe.held_out}, but all rows of {probe.held_out} {unit} are {words[found[0]]}, and a "
+                    f"fold needs both: leave --held-out out, or name a parameter whose values each have {words[0]} and "
+                    f"{words[1]}"
                 )
-    if units is not None and len(names := np.unique(units)) < 2:
+    if units is None:
+        return
+    names = list(dict.fromkeys(units))
+    if len(names) < 2:
         raise UsageError(
             f"--held-out is {probe.held_out}, of which these rows have one value, {names[0]}: leave it out"
         )
+    if crossed(own, units):
+        count, made = FOLDS, f"instances are dealt to {FOLDS} folds"
+    else:
+        count, made = len(names), probe_options.units_said(str(probe.held_out), names)
+    try:
+        probe_options.check_inner_folds(probe, count, made)
+    except UsageError as error:
+        raise as_flags(error) from None

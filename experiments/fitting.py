@@ -5,7 +5,7 @@ One *curve* is a probe at every layer for one target, trained on one presentatio
 
 Curves are compared with each other, so folds are shared: an instance lies in the same fold for every presentation, group
 and arm. They are dealt once, stratified by setting and cell, from the items alone. The shuffle null exchanges labels
-among instances of one setting and question phrase.
+among instances of one setting and question phrase, in what the probes are read on too.
 
 A curve trained on all rows is also read group by group, in the other presentation and in the other arm; one trained on a
 group is read in the other groups that fix the same parameters. All of these are the same probes: a row is judged by the
@@ -20,7 +20,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from experiments.config import Config
     from probes.linear import ProbeResult
 
+T = TypeVar("T")
 BOTH = "both"
 OTHER = dict(zip(PAIR, PAIR[::-1], strict=True))
 BASELINES = ("embed", "length", "tokens")
@@ -238,6 +239,13 @@ def how(material: Material, arm: str, found: Rows, folds: Mapping[str, int] | No
     return options
 
 
+def read_strata(material: Material, target: Target) -> np.ndarray | None:
+    """Among which rows of a reading labels are exchanged: a rule like that of the curve's own rows."""
+    units = held_out(material, target.arm, target.rows)
+    folds = (material.config.probe.folds or 0) if units is None else len(np.unique(units))
+    return strata(material.tables[target.arm].iloc[target.rows.place], folds)
+
+
 def siblings(material: Material, curve: Curve) -> Iterator[Group]:
     """The groups that a curve's probes are read in: every group, or those that fix the same parameters."""
     for group in groups(material.params, material.config.table.rows):
@@ -289,8 +297,8 @@ def fit_arm(material: Material, curve: Curve, arm: str, folds: Mapping[str, int]
     return Fitted(arm, curve, found, targets, result, reason)
 
 
-def tried(fit: Callable[[], ProbeResult]) -> tuple[ProbeResult | None, str]:
-    """What a fit gives, or in a line why these rows can't be fitted."""
+def tried(fit: Callable[[], T]) -> tuple[T | None, str]:
+    """What a fit or an interval gives, or in a line why these rows have none."""
     from probes.errors import ProbeError
 
     try:
@@ -329,4 +337,4 @@ def _reading(material: Material, target: Target) -> Any:
     from probes.linear import Reading
 
     rows = target.rows
-    return Reading(activations(material, target.arm, rows), rows.labels, rows.keys)
+    return Reading(activations(material, target.arm, rows), rows.labels, rows.keys, read_strata(material, target))

@@ -23,6 +23,7 @@ import numpy as np
 
 from experiments.errors import RunError
 from experiments.groups import groups
+from experiments.instances import by_instance
 from experiments.items import PAIR as PAIR
 from experiments.items import Row, frame
 
@@ -148,10 +149,11 @@ def lens_table(
         rank = np.take_along_axis(seen.rank, np.where(gold == 1, 0, 1)[None, :, None], axis=2)[:, :, 0]
         settled = settled_layer(seen.difference, shown["key"].to_numpy(), resamples=config.resamples, seed=config.seed)
         overtaken = overtaken_at(seen.difference, gold)
+        once = by_instance(seen.difference, shown)
         split = decompose_layers(
-            seen.difference,
-            shown["cell"].to_numpy(),
-            gold,
+            once.values,
+            once.table["cell"].to_numpy(),
+            once.gold(answers.labels[0]),
             resamples=config.resamples,
             declared=design(table, answers.labels),
             seed=config.seed,
@@ -204,8 +206,9 @@ def tuned_lens_table(
         shown = table.iloc[rows]
         seen = lens(resid[:, rows], unembedder(model, answers), tuned=tuned, groups=keys[rows])
         gold = (shown["gold"] == answers.labels[0]).to_numpy().astype(int)
+        once = by_instance(seen.difference, shown)
         split = decompose_layers(
-            seen.difference, shown["cell"].to_numpy(), gold, resamples=config.resamples,
+            once.values, once.table["cell"].to_numpy(), once.gold(answers.labels[0]), resamples=config.resamples,
             declared=design(table, answers.labels), seed=config.seed,
         )  # fmt: skip
         parts.append(
@@ -220,8 +223,8 @@ def tuned_lens_table(
                     "kl_tuned": tuned.kl_tuned,
                     "kl_constant": tuned.kl_constant,
                     "how": tuned.how,
-                    "n": len(rows),
-                    "method": seen.method,
+                    "n": [one.n for one in split],
+                    "method": once.method(seen.method),
                     "reason": [one.reason for one in split],
                 }
             )
@@ -245,14 +248,11 @@ def decomposition_table(
     for kind, shown in table.groupby("presentation", sort=False):
         for group in groups(params, config.table.rows):
             part = shown[group.holds(shown)]
-            repeated = bool(part["key"].duplicated().any())
-            if repeated:
-                part = part.groupby(["key", "cell", "gold"], sort=False, as_index=False)["difference"].mean()
-            gold = (part["gold"] == labels[0]).to_numpy().astype(int)
+            once = by_instance(part["difference"].to_numpy(), part)
             one = decompose(
-                part["difference"].to_numpy(),
-                part["cell"].to_numpy(),
-                gold,
+                once.values,
+                once.table["cell"].to_numpy(),
+                once.gold(labels[0]),
                 resamples=config.resamples,
                 declared=design(table, labels),
                 seed=config.seed,
@@ -263,7 +263,7 @@ def decomposition_table(
                     "setting": group.label,
                     **{name: getattr(one, name) for name in DECOMPOSED},
                     "n": one.n,
-                    "method": f"{one.method}; mean of each instance's rows" if repeated else one.method,
+                    "method": once.method(one.method),
                     "reason": one.reason,
                 }
             )
@@ -313,7 +313,7 @@ def component_table(
     """δ and s of each component by arm and presentation, and their change from the base to each adapter.
 
     A row is about a component; ``what`` says whether it is a value or the change from the base. The sum of all
-    components stands as the component ``readout``.
+    components stands as the component ``readout``. An instance counts once, as in ``decomposition_table``.
 
     Args:
         parts: contributions by arm, the base first.
@@ -332,18 +332,20 @@ def component_table(
         shown = {arm: part[part["presentation"] == kind] for arm, part in parts.items()}
         values = {arm: part["contribution"].to_numpy().reshape(-1, len(names)).T for arm, part in shown.items()}
         rows = next(iter(shown.values())).iloc[:: len(names)]
-        gold = (rows["gold"] == labels[0]).to_numpy().astype(int)
+        once = {arm: by_instance(own, rows) for arm, own in values.items()}
         how: Any = {"resamples": config.resamples, "declared": design(base, labels), "seed": config.seed}
-        first = next(iter(values))
-        for arm, own in values.items():
-            found = {"value": decompose_components(own, names, rows["cell"].to_numpy(), gold, **how)}
+        first = next(iter(once))
+        for arm, own in once.items():
+            about_rows = (names, own.table["cell"].to_numpy(), own.gold(labels[0]))
+            found = {"value": decompose_components(own.values, *about_rows, **how)}
             if arm != first:
-                found["change"] = component_change(values[first], own, names, rows["cell"].to_numpy(), gold, **how)
+                found["change"] = component_change(once[first].values, own.values, *about_rows, **how)
             for what, made in found.items():
                 split = pd.DataFrame(
                     [{name: getattr(one, name) for name in (*DECOMPOSED, "n", "method", "reason")}
                      for one in (*made.parts, made.whole)]
                 )  # fmt: skip
+                split["method"] = split["method"].map(own.method)
                 whole = pd.DataFrame([{"component": "readout", "kind": "readout", "layer": pd.NA, "head": pd.NA}])
                 which = pd.concat([about, whole], ignore_index=True).astype({"layer": "Int64", "head": "Int64"})
                 frames.append(pd.concat([which, split], axis=1).assign(arm=arm, presentation=kind, what=what))

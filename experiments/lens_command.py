@@ -10,7 +10,8 @@ Everything that the store itself can refuse is refused before the model is loade
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from experiments.errors import RunError, UsageError
 from experiments.inside import DECOMPOSED, LENS_BOUND, design, unembedder
+from experiments.instances import by_instance
 from experiments.progress import Reporter
 from experiments.store_items import Asked, Opened, rows_at
 
@@ -40,7 +42,9 @@ class Lens:
 
     Attributes:
         table: one row for each presentation, lens (``logit``, ``tuned``) and layer; tidy.
-        presentations: what all layers of one presentation and lens show together, with ``reading``, one sentence.
+        presentations: what all layers of one presentation and lens show together, with ``reading``, one sentence; for the
+            tuned lens also of how many rows it reads the held-out ones, and the layers at which it explains less than the
+            constant does (``worse_than_constant``).
     """
 
     about: Mapping[str, Any]
@@ -155,7 +159,7 @@ def _asked(opened: Opened, presentations: Sequence[str] | None) -> Asked:
         return asked
     for kind in presentations or ("",):
         if kind not in kinds:
-            raise UsageError(f"presentation is {kind!r}: the store has {', '.join(kinds)}")
+            raise UsageError(f"--presentation is {kind!r}: the store has {', '.join(kinds)}")
     return asked.within(asked.table["presentation"].isin(presentations).to_numpy())
 
 
@@ -172,7 +176,7 @@ def _load(
     wanted = (manifest["content"].get("adapter") or {}).get("weights")
     if wanted is None and adapters:
         raise UsageError(
-            f"adapter is {', '.join(adapters)}, but {opened.store.directory} is of the base model: leave it out"
+            f"--adapter is {', '.join(adapters)}, but {opened.store.directory} is of the base model: leave it out"
         )
     if not name or "weights" not in made:
         raise UsageError(f"{opened.store.directory} does not say which model made it: capture it with `probe capture`")
@@ -183,7 +187,7 @@ def _load(
                 f"{opened.store.directory} was made with the adapter {notes.get('adapter')!r}: give its folder or id as "
                 "--adapter"
             )
-    with reporter.stage(f"load {name}", 1):
+    with reporter.stage(f"load {name}", 1), _one_bar():
         loaded = load(
             str(name),
             adapters=adapters if wanted is not None else (),
@@ -207,6 +211,20 @@ def _load(
         f"{opened.store.directory} was made with an adapter of weights {str(wanted)[:12]}, which "
         f"{', '.join(loaded.adapter_names)} has not: give that adapter as --adapter"
     )
+
+
+@contextmanager
+def _one_bar() -> Iterator[None]:
+    """Without the loader's own bar, which would be drawn into the reporter's."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _identity(
@@ -239,17 +257,20 @@ def _one(
     from probes.decompose import decompose_layers
     from probes.lens import lens, overtaken_at, settled_layer
 
+    kind = how.asked.table.loc[chosen, "presentation"].iloc[0]
     if tuned is not None:
         chosen = chosen & tuned.held_out
+    whole = int(((how.asked.table["presentation"] == kind).to_numpy()).sum())
     shown = how.asked.table[chosen]
     keys = shown["key"].to_numpy()
     gold = (shown["gold"] == how.labels[0]).to_numpy().astype(int)
     seen = lens(resid[:, chosen], unembedder(model, answers), tuned=tuned, groups=keys)
     assert seen.rank is not None and seen.top is not None  # the unembedding gives both
+    once = by_instance(seen.difference, shown)
     split = decompose_layers(
-        seen.difference,
-        shown["cell"].to_numpy(),
-        gold,
+        once.values,
+        once.table["cell"].to_numpy(),
+        once.gold(how.labels[0]),
         resamples=how.resamples,
         declared=design(how.asked.table, how.labels),
         seed=how.seed,
@@ -272,12 +293,13 @@ def _one(
             "kl_lens": np.nan if tuned is None else tuned.kl_lens,
             "kl_tuned": np.nan if tuned is None else tuned.kl_tuned,
             "kl_constant": np.nan if tuned is None else tuned.kl_constant,
-            "translation": "" if tuned is None else list(tuned.how),
+            "how": "" if tuned is None else list(tuned.how),
             "n": len(shown),
             "method": seen.method,
             "reason": [one.reason for one in split],
         }
     )
+    worse = [] if tuned is None else table.loc[table["kl_tuned"] > table["kl_constant"], "layer"].tolist()
     settled = settled_layer(seen.difference, keys, resamples=how.resamples, seed=how.seed)
     overtaken = overtaken_at(seen.difference, gold)
     found: dict[str, Any] = {
@@ -294,6 +316,8 @@ def _one(
         "wrong": overtaken.wrong,
         "overtaken_mirror": overtaken.mirror_share,
         "right": overtaken.right,
+        "of": whole,
+        "worse_than_constant": worse,
         "settled_method": settled.method,
         "reason": settled.reason,
     }

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from experiments.rundir import RunDirectory
     from probes.linear import ProbeResult
 
 ROW = ["setting", "key", "presentation"]
@@ -233,6 +234,49 @@ def current(table: pd.DataFrame, path: Path) -> pd.DataFrame:
             "another --out"
         )
     return table
+
+
+def whole(run: RunDirectory, tables: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
+    """The items of a run whose attribution, behaviour and items speak of the same prompts. Nothing is mended.
+
+    Raises:
+        RunError: items or rows are missing or damaged.
+    """
+    out = "put it back, or repeat the command in the run's config.yaml with another --out"
+    if not run.items.exists():
+        raise RunError(f"{run.items} does not exist: {out}")
+    items = list(run.records(run.items, keys=("setting", "key", "presentations")))
+    pairs = {(str(one["setting"]), str(one["key"])) for one in items}
+    rows = {name: _names(tables[name]) for name in ("attribution", "behaviour")}
+    asked = dict.fromkeys((setting, key) for _, setting, key, _ in rows["attribution"])
+    lacking = [name for name in asked if name not in pairs]
+    if lacking:
+        raise RunError(
+            f"{run.items} is damaged or cut short: {len(lacking)} of {len(asked)} pairs are missing, the first "
+            f"{_told(lacking[0])}; {out}"
+        )
+    every = [(arm, *pair, kind) for arm in dict.fromkeys(row[0] for row in rows["attribution"]) for pair in asked
+             for kind in PAIR]  # fmt: skip
+    for name, held in rows.items():
+        missing = [row for row in every if row not in held]
+        if missing:
+            raise RunError(
+                f"{run.tables / name}.parquet lacks {len(missing)} of {len(every)} rows, the first "
+                f"{_told(missing[0])}; {out}"
+            )
+    return items
+
+
+def _names(table: pd.DataFrame) -> dict[tuple[str, ...], None]:
+    """Arm, setting, key and presentation of each row of a pair."""
+    part = table.loc[table["presentation"].isin(PAIR), ["arm", *ROW]].astype(str)
+    return dict.fromkeys(part.itertuples(index=False, name=None))
+
+
+def _told(name: Sequence[str]) -> str:
+    from experiments.report.text import clean
+
+    return ", ".join(" ".join(clean(one).split())[:40] for one in name)
 
 
 def defaults(table: pd.DataFrame, decomposition: pd.DataFrame) -> np.ndarray:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,7 @@ def run(config: Config, directory: Path, *, config_text: str, reporter: Reporter
     grid = settings(config, family)
     items.check_presentations(family, grid)
     _check(config, grid)
+    _check_units(config, family, grid)
     with opened(directory, resolved(config, family, grid), config_text) as folder:
         if folder.complete() and all(folder.has_table(name) for name in tables_of(config)):
             reporter.say(f"{directory} is complete: nothing to do (report: {folder.report})")
@@ -83,7 +85,6 @@ def _run(
     items.make(run, config, family, grid)
     made = [item for _, setting_items in items.stored(run) for item in setting_items]
     asked = items.rows(made)
-    probe_options.check_units(config.probe, {one.label: one.params for one in grid}, items.frame(asked))
     study = _open_study(run, config, family, grid, asked, reporter)
     for arm in study.arms:
         with study.model.use(None if arm == "base" else arm):
@@ -172,6 +173,19 @@ def _check(config: Config, grid: Sequence[Setting]) -> None:
             f"probe.folds is {config.probe.folds} but there are {least} instances of either gold answer: raise limit to "
             f"{-(-2 * config.probe.folds // len(grid))}, or lower probe.folds"
         )
+
+
+def _check_units(config: Config, family: Family, grid: Sequence[Setting]) -> None:
+    """Units that can't be held out. Only the items show them; they are made for it, and nothing is written."""
+    if config.probe.held_out is None:
+        return
+    made = [
+        items.Item(setting.label, matched)
+        for setting in grid
+        for matched in islice(family.generate(setting.params, seed=config.seed, split=config.split), config.limit)
+    ]
+    params = {setting.label: setting.params for setting in grid}
+    probe_options.check_units(config.probe, params, items.frame(items.rows(made)))
 
 
 def _check_context(study: Study) -> None:

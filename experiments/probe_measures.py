@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.fitting import Material, Rows
+from experiments.fitting import Material, Rows, tried
 
 if TYPE_CHECKING:
     from probes.linear import ProbeResult, ReadingResult
@@ -46,8 +47,7 @@ def by_layer(
                 "reason": reason}  # fmt: skip
     empty = np.isnan(found.fold_auroc[0])
     if empty.all():
-        said = f"no fold holds both classes among these {len(rows.place)} rows"
-        return by_layer(None, rows, said)
+        return by_layer(None, rows, getattr(found, "reason", f"no fold holds both classes ({len(rows.place)} rows)"))
     held_out = HeldOutRows(found.margins, found.labels, found.folds, rows.keys)
     interval = auroc_interval(held_out, level=LEVEL, directions=directions)
     low, middle, high = np.quantile(found.null, (0.025, 0.5, 0.975), axis=0)
@@ -63,31 +63,39 @@ def by_layer(
         "p": found.p_value,
         "p_max": found.p_max,
         "selectivity": found.auroc - found.null.mean(axis=0),
-        # Against the largest AUROC of each shuffle, so that one layer of many is no exception by luck.
-        "above_null": found.auroc > np.quantile(found.null.max(axis=1), LEVEL),
+        "above_null": found.above_null,
         "penalty": np.nan if chosen is None else np.median(chosen, axis=1),
         **about,
-        "excluded_folds": int(empty.sum()),
+        "excluded_folds": found.excluded_folds,
         "method": interval.method,
         "reason": "",
     }
 
 
 def by_curve(
-    material: Material, result: ProbeResult | None, rows: Rows, reason: str, *, single: bool, directions: float | None
+    material: Material,
+    result: ProbeResult | None,
+    rows: Rows,
+    reason: str,
+    *,
+    single: bool,
+    directions: float | None,
+    constant: bool = False,
 ) -> dict[str, Any]:
     """Best layer, first layer that reaches the threshold, and the smallest AUROC that so few instances would show.
 
     Args:
         single: there is one layer, a baseline; then it is -1 and no first layer is asked for.
+        constant: all features are the same in all rows. A margin is then the fit's intercept, which says which class its
+            training rows have more of and nothing of the row: no share of it is counted.
     """
-    from probes.controls import first_layer_interval, minimum_detectable_auroc
+    from probes.controls import minimum_detectable_auroc
 
     ones, zeros = (len(np.unique(rows.keys[rows.labels == label])) for label in (1, 0))
     about = {"n": len(rows.place), "ones": ones, "zeros": zeros, "instances": len(np.unique(rows.keys))}
     if result is None:
         return {**about, **dict.fromkeys(BY_CURVE, np.nan), "first_layer_method": "", "first_layer_reason": reason,
-                "method": "", "reason": reason}  # fmt: skip
+                "decodable_reason": reason, "method": "", "reason": reason}  # fmt: skip
     layers = by_layer(result, rows, "", directions=directions)
     best = int(np.nanargmax(result.auroc))
     folds = result.fold_auroc.shape[1]
@@ -99,29 +107,69 @@ def by_curve(
         "detectable_auroc": np.nan
         if single or min(ones, zeros) < folds
         else minimum_detectable_auroc(ones, zeros, null=result.null, folds=folds, directions=directions),
-        "decodable_share": float(result.decodable.mean()),
+        "decodable_share": np.nan if constant else float(result.decodable.mean()),
+        "decodable_reason": "all features are the same in all rows" if constant else "",
         "method": f"{result.method}; {layers['method']}",
         "reason": "",
     }
     if single:
         empty = dict.fromkeys(("first_layer", "first_layer_low", "first_layer_high", "first_layer_never"), np.nan)
         return {**found, **empty, "first_layer_method": "", "first_layer_reason": "a baseline has one layer"}
-    first = first_layer_interval(
-        HeldOutRows(result.margins, result.labels, result.folds, rows.keys),
-        threshold=material.config.probe.threshold,
-        level=LEVEL,
-        resamples=material.config.resamples,
-        directions=directions,
-        seed=material.config.seed,
-    )
+    config = material.config
     return {
         **found,
-        "first_layer": _number(first.layer),
-        "first_layer_low": _number(first.low),
-        "first_layer_high": _number(first.high),
-        "first_layer_never": first.never_share,
-        "first_layer_method": first.method,
-        "first_layer_reason": first.reason,
+        **first_layer(
+            HeldOutRows(result.margins, result.labels, result.folds, rows.keys),
+            result.auroc,
+            threshold=config.probe.threshold,
+            resamples=config.resamples,
+            directions=directions,
+            seed=config.seed,
+        ),
+    }
+
+
+def first_layer(
+    held_out: HeldOutRows,
+    auroc: np.ndarray,
+    *,
+    threshold: float,
+    resamples: int,
+    directions: float | None = None,
+    layers: Sequence[int] | None = None,
+    seed: int,
+) -> dict[str, Any]:
+    """The first layer that reaches `threshold`, with its interval; so few instances that none can be drawn have none.
+
+    Args:
+        layers: the layers' numbers, where they are some of a model's only.
+    """
+    from probes.controls import first_layer_interval
+
+    found, reason = tried(
+        lambda: first_layer_interval(
+            held_out,
+            threshold=threshold,
+            level=LEVEL,
+            resamples=resamples,
+            directions=directions,
+            layers=layers,
+            seed=seed,
+        )
+    )
+    if found is None:
+        reached = np.flatnonzero(auroc >= threshold)
+        empty = dict.fromkeys(("first_layer_low", "first_layer_high", "first_layer_never"), np.nan)
+        first = None if len(reached) == 0 else int(reached[0]) if layers is None else layers[reached[0]]
+        return {"first_layer": _number(first), **empty, "first_layer_method": "",
+                "first_layer_reason": f"no interval: {reason}"}  # fmt: skip
+    return {
+        "first_layer": _number(found.layer),
+        "first_layer_low": _number(found.low),
+        "first_layer_high": _number(found.high),
+        "first_layer_never": found.never_share,
+        "first_layer_method": found.method,
+        "first_layer_reason": found.reason,
     }
 
 

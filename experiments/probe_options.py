@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.config import FOLDS
 from experiments.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,10 +16,7 @@ if TYPE_CHECKING:
     from experiments.config import ProbeSettings
 
 TEMPLATE = "template"  # the question phrase as a unit that folds hold out
-TOO_FEW_FOLDS = (
-    "{}: with one of two folds held out, none is left to choose a penalty on; give one, for example "
-    "--set probe.penalty=0.01"
-)
+SHOWN = 4  # values of a unit named in a message
 
 
 def check(probe: ProbeSettings, params: Mapping[str, Mapping[str, Any]]) -> None:
@@ -38,8 +36,7 @@ def check(probe: ProbeSettings, params: Mapping[str, Mapping[str, Any]]) -> None
             "give several or leave it out"
         )
     if probe.held_out is None:
-        if probe.folds == 2 and probe.penalty is not None and len(probe.penalty) > 1:
-            raise UsageError(TOO_FEW_FOLDS.format(f"probe.folds is 2 and probe.penalty {_plain(probe.penalty)}"))
+        check_inner_folds(probe, FOLDS if probe.folds is None else probe.folds, f"probe.folds is {probe.folds}")
         return
     if probe.folds is not None:
         raise UsageError(
@@ -66,11 +63,39 @@ def check(probe: ProbeSettings, params: Mapping[str, Mapping[str, Any]]) -> None
         )
 
 
-def check_units(probe: ProbeSettings, params: Mapping[str, Mapping[str, Any]], table: pd.DataFrame) -> None:
-    """Refuse units that can't be held out: too few of them, or one with a single gold answer.
+def check_inner_folds(probe: ProbeSettings, folds: int, made: str) -> None:
+    """Refuse to choose a penalty where the other folds can't be made into inner folds.
 
     Args:
-        table: setting, cell and gold of every prompt.
+        folds: how many there are.
+        made: why so many, for the message.
+
+    Raises:
+        UsageError: naming the keys.
+    """
+    if probe.penalty is None or len(probe.penalty) == 1:
+        return
+    one = "give one, for example --set probe.penalty=0.01"
+    if folds == 2:
+        raise UsageError(
+            f"{made} and probe.penalty {_plain(probe.penalty)}: with one of two folds held out, none is left to choose a "
+            f"penalty on; {one}"
+        )
+    if probe.inner_folds is not None and probe.inner_folds > folds - 1:
+        raise UsageError(
+            f"probe.inner_folds is {probe.inner_folds} but {made}, and those that are not held out make the inner folds: "
+            f"give at most {folds - 1}, or leave it out"
+        )
+
+
+def check_units(probe: ProbeSettings, params: Mapping[str, Mapping[str, Any]], table: pd.DataFrame) -> None:
+    """Refuse units that can't be held out: too few of them, one with a single gold answer, or shared instances.
+
+    Where the same instances stand under every value, as orders do under relations, the other values hold the instances
+    of the one that is held out, and nothing is left to train on.
+
+    Args:
+        table: setting, key, cell and gold of every prompt.
 
     Raises:
         UsageError: naming the unit.
@@ -88,9 +113,22 @@ def check_units(probe: ProbeSettings, params: Mapping[str, Mapping[str, Any]], t
         raise UsageError(
             f"probe.held_out is {probe.held_out}, of which the items have one value, {units[0]}: leave it out"
         )
-    if len(golds) == 2 and probe.penalty is not None and len(probe.penalty) > 1:
-        said = f"probe.held_out is {probe.held_out}, of which there are two ({', '.join(map(str, golds.index))})"
-        raise UsageError(TOO_FEW_FOLDS.format(said))
+    gold, keys = table["gold"].to_numpy(), table["key"].to_numpy()
+    for unit in golds.index:
+        left = (units != unit) & ~np.isin(keys, keys[units == unit])
+        if len(np.unique(gold[left])) < 2:
+            raise UsageError(
+                f"probe.held_out is {probe.held_out}, but the instances of {unit} stand under other values of it too, so "
+                "nothing is left to train on: leave it out (tables/transfer reads each value by probes of the others), "
+                f"then give the run to `probe fit --held-out {probe.held_out}`"
+            )
+    check_inner_folds(probe, len(golds), units_said(probe.held_out, list(golds.index)))
+
+
+def units_said(name: str, units: Sequence[Any]) -> str:
+    """How many folds there are, where each is a unit."""
+    shown = ", ".join(map(str, units[:SHOWN])) + (", …" if len(units) > SHOWN else "")
+    return f"probe.held_out is {name}, which makes {len(units)} folds ({shown})"
 
 
 def unit_names(name: str, params: Mapping[str, Mapping[str, Any]], table: pd.DataFrame) -> np.ndarray:

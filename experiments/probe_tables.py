@@ -235,7 +235,8 @@ def baselines(
         about = _about(one, name)
         layers = by_layer(result, one.rows, reason, directions=directions)
         table = pd.DataFrame({**about, "layer": [BASELINE_LAYER]}).assign(**layers, transfer_auroc=np.nan)
-        summary = by_curve(material, result, one.rows, reason, single=True, directions=directions)
+        constant = result is not None and bool((features == features[:, :1]).all())
+        summary = by_curve(material, result, one.rows, reason, single=True, directions=directions, constant=constant)
         found.append((table, pd.DataFrame([{**about, **summary}])))
     return found
 
@@ -254,20 +255,29 @@ def change_rows(material: Material, base: Fitted, adapter: Fitted) -> pd.DataFra
     same = np.array_equal(base.rows.place, adapter.rows.place) and np.array_equal(base.rows.labels, adapter.rows.labels)
     if base.result is None or adapter.result is None or not same:
         reason = base.reason or adapter.reason or f"the arms differ in {curve.target}, so the rows are not the same"
-        return table.assign(difference=np.nan, low=np.nan, high=np.nan, p=np.nan, n=len(adapter.rows.place), method="",
-                            reason=reason)  # fmt: skip
+        return table.assign(**_NO_CHANGE, n=len(adapter.rows.place), reason=reason)
     sides = [
         HeldOutRows(of.result.margins, of.result.labels, of.result.folds, of.rows.keys)
         for of in (base, adapter)
         if of.result is not None
     ]
-    found = contrast(*sides, level=LEVEL, resamples=material.config.resamples, seed=material.config.seed)
+    found, reason = fitting.tried(
+        lambda: contrast(*sides, level=LEVEL, resamples=material.config.resamples, seed=material.config.seed)
+    )
+    if found is None:
+        difference = adapter.result.auroc - base.result.auroc
+        known = {**_NO_CHANGE, "difference": difference}
+        return table.assign(**known, n=len(adapter.rows.place), reason=f"no interval: {reason}")
     return table.assign(
         difference=found.difference,
         low=found.low,
         high=found.high,
         p=found.p_value,
+        p_max=found.p_max,
         n=found.n,
         method=found.method,
         reason=np.where(np.isnan(found.low), found.reason, ""),
     )
+
+
+_NO_CHANGE = {**dict.fromkeys(("difference", "low", "high", "p", "p_max"), np.nan), "method": ""}

@@ -16,9 +16,10 @@ import numpy as np
 from experiments.causes import DONORS, ranking
 from experiments.curves import probes
 from experiments.inside import DECOMPOSED, PAIR, design
+from experiments.instances import by_instance, share_at, share_of
 from experiments.link import ABOVE_CHANCE, KINDS, OUTCOMES
 from experiments.profiles import contrast, profile, reading
-from experiments.statistics import Share, share
+from experiments.statistics import Share
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,7 +65,7 @@ def behaviour(table: pd.DataFrame, readout: pd.DataFrame, config: Config) -> dic
     return {
         **profile(table, resamples=config.resamples, seed=config.seed),
         **reading(table),
-        "text_equals_readout": share(int((same & read).sum()), int(read.sum())),
+        "text_equals_readout": share_of(same[read], table["key"][read]),
         "off_label_mass": {"value": float(readout["off_label_mass"].mean()), "n": len(readout), "method": "mean"},
     }
 
@@ -87,7 +88,7 @@ def settled(table: pd.DataFrame) -> dict[str, Any]:
         one = part.iloc[0]
         found[str(kind)] = {
             "settled": {"value": one["settled"], "low": one["settled_low"], "high": one["settled_high"], "n": one["n"],
-                        "method": "median over prompts of the first layer from which the answer stays"},
+                        "method": "median over prompts of the first layer from which the answer stays, by instance"},
             "overtaken": {"value": one["overtaken"], "mirror": one["overtaken_mirror"], "n": one["n"],
                           "method": "share of wrong readouts in which the gold answer led at an earlier layer; mirror: of "
                           "right readouts in which the wrong answer did"},
@@ -147,11 +148,12 @@ def patching(table: pd.DataFrame, config: Config) -> dict[str, Any]:
                 curves[donor] = {"flipped": None, "n": 0, "reason": "no disagreeing pair"}
                 continue
             flipped, n = share_flipped(wide.values, wide.unpatched, wide.donor)
-            shares = [share(round(float(value) * n), n) for value in flipped]
+            instances = wide.table["key"][np.sign(wide.unpatched) * np.sign(wide.donor) < 0].nunique()
+            shares = [share_at(round(float(value) * n) if n else 0, n, instances) for value in flipped]
             toward = np.where(wide.donor > 0, 1, -1)
-            moved = mean_interval(
-                signed_effect(wide.values, wide.unpatched, toward), seed=config.seed, resamples=config.resamples
-            )
+            effects = signed_effect(wide.values, wide.unpatched, toward)
+            once = by_instance(effects.T, wide.table, by=("key",))
+            moved = mean_interval(once.values.T, seed=config.seed, resamples=config.resamples)
             curves[donor] = {
                 "flipped": [one.value for one in shares],
                 "low": [one.low for one in shares],
@@ -160,8 +162,8 @@ def patching(table: pd.DataFrame, config: Config) -> dict[str, Any]:
                 "effect_low": moved.low.tolist(),
                 "effect_high": moved.high.tolist(),
                 "n": n,
-                "method": "share of recipients whose readout takes the matched donor's sign, Wilson 95%; effect in "
-                f"logits toward the matched donor's answer, bootstrap over pairs ({config.resamples} resamples)",
+                "method": f"share of recipients whose readout takes the matched donor's sign, {shares[0].method}; effect "
+                f"in logits toward the matched donor's answer, bootstrap over instances ({config.resamples} resamples)",
             }
         found["curves"][kind] = curves
     return found
@@ -178,14 +180,14 @@ def agreeing(table: pd.DataFrame) -> dict[str, Any]:
             if wide is None:
                 found[kind][donor] = {"changed": None, "n": 0, "reason": "no agreeing pair"}
                 continue
-            changed = (np.sign(wide.values) != np.sign(wide.unpatched)[:, None]).sum(axis=0)
-            shares = [share(int(count), len(wide.values)) for count in changed]
+            changed = np.sign(wide.values) != np.sign(wide.unpatched)[:, None]
+            shares = [share_of(at_layer, wide.table["key"]) for at_layer in changed.T]
             found[kind][donor] = {
                 "changed": [one.value for one in shares],
                 "low": [one.low for one in shares],
                 "high": [one.high for one in shares],
                 "n": len(wide.values),
-                "method": "share of recipients whose readout changes its sign, Wilson 95%",
+                "method": f"share of recipients whose readout changes its sign, {shares[0].method}",
             }
     return found
 
@@ -214,29 +216,29 @@ def ablation(
     sets: dict[str, Any] = {}
     wide = table.pivot(index=["setting", "key", "presentation"], columns="ablated", values="difference")
     about = table[table["ablated"] == "none"].set_index(["setting", "key", "presentation"]).loc[wide.index]
-    kinds, cells = about.index.get_level_values("presentation").to_numpy(), about["cell"].to_numpy()
-    gold = (about["gold"] == labels[0]).to_numpy().astype(int)
+    kinds, about = about.index.get_level_values("presentation").to_numpy(), about.reset_index()
+    gold = (about["gold"] == labels[0]).to_numpy()
     for name in wide.columns:
         values = wide[name].to_numpy()
         one: dict[str, Any] = {"heads": table.loc[table["ablated"] == name, "heads"].iloc[0]}
         answers = {}
         for kind in PAIR:
             at = kinds == kind
-            split = decompose(values[at], cells[at], gold[at], **how)
+            once = by_instance(np.stack([wide["none"].to_numpy()[at], values[at]]), about[at])
+            design_of = (once.table["cell"].to_numpy(), once.gold(labels[0]))
+            split = decompose(once.values[1], *design_of, **how)
             one[kind] = {
                 **{field: getattr(split, field) for field in DECOMPOSED},
-                "accuracy": share(int(((values[at] > 0) == (gold[at] == 1)).sum()), int(at.sum())),
+                "accuracy": share_of((values[at] > 0) == gold[at], about["key"][at]),
                 "n": split.n,
                 "reason": split.reason,
             }
             answers[kind] = values[at] > 0
             if name != "none":
-                change = paired_difference(
-                    wide["none"].to_numpy()[at], values[at], cells[at], gold[at], **how
-                )  # fmt: skip
+                change = paired_difference(once.values[0], once.values[1], *design_of, **how)
                 one[kind]["change"] = {field: getattr(change, field) for field in (*DECOMPOSED, "reason")}
         same = answers["original"] == answers["equivalent"]
-        one["invariance"] = share(int(same.sum()), len(same))
+        one["invariance"] = share_of(same, about["key"][kinds == PAIR[0]])
         one["readout"] = "answers are signs of the readout, heads zeroed at the answer position"
         sets[str(name)] = one
     return {
@@ -259,7 +261,7 @@ def link(table: pd.DataFrame) -> list[dict[str, Any]]:
             repaired = {}
             for donor in DONORS:
                 tried = part[f"repaired_{donor}"].dropna()
-                repaired[donor] = share(int(tried.sum()), len(tried))
+                repaired[donor] = share_of(tried.to_numpy(dtype=bool), part["key"][tried.index])
             rows.append(
                 {
                     "outcome": outcome,
@@ -268,10 +270,12 @@ def link(table: pd.DataFrame) -> list[dict[str, Any]]:
                     "patch_layer": {
                         kind: int(layer) for kind, layer in part.groupby("presentation")["patch_layer"].first().items()
                     },
-                    "decodable": readable(part["decodable"]),
+                    "decodable": readable(part),
                     "signal": _mean(part["signal"]),
                     "default": _mean(part["default"]),
-                    "kinds": {kind: share(int((part["kind"] == kind).sum()), len(part)) for kind in KINDS}
+                    "kinds": {
+                        kind: share_of((part["kind"] == kind).to_numpy(dtype=bool), part["key"]) for kind in KINDS
+                    }
                     if not correct
                     else None,
                     "repaired": repaired if not correct else None,
@@ -280,10 +284,10 @@ def link(table: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def readable(decodable: pd.Series) -> Share:
+def readable(part: pd.DataFrame) -> Share:
     """Share of the prompts whose presentation has a probe better than chance; the others have no verdict."""
-    asked = decodable.dropna()
-    found = share(int(asked.sum()), len(asked))
+    asked = part["decodable"].dropna()
+    found = share_of(asked.to_numpy(dtype=bool), part["key"][asked.index])
     if len(asked):
         return found
     return dataclasses.replace(found, reason=f"no probe beats shuffled labels at p = {ABOVE_CHANCE}")
@@ -302,26 +306,31 @@ def compare(
     found = contrast(behaviour_of["base"], behaviour_of[arm], resamples=config.resamples, seed=config.seed)
     for kind in PAIR:
         first, second = (t[t["presentation"] == kind] for t in (readout_of["base"], readout_of[arm]))
+        once = by_instance(np.stack([first["difference"].to_numpy(), second["difference"].to_numpy()]), first)
         change = paired_difference(
-            first["difference"].to_numpy(),
-            second["difference"].to_numpy(),
-            first["cell"].to_numpy(),
-            (first["gold"] == labels[0]).to_numpy().astype(int),
+            once.values[0],
+            once.values[1],
+            once.table["cell"].to_numpy(),
+            once.gold(labels[0]),
             resamples=config.resamples,
             declared=design(first, labels),
             seed=config.seed,
         )
-        found[f"readout_{kind}"] = dataclasses.asdict(change)
+        found[f"readout_{kind}"] = {**dataclasses.asdict(change), "method": once.method(change.method)}
     return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WideByLayer:
-    """A patch table with one row a recipient: patched readouts ``[item, layer]``, unpatched and donor ``[item]``."""
+    """A patch table with one row a recipient: patched readouts ``[item, layer]``, unpatched and donor ``[item]``.
+
+    ``table`` is about the recipients.
+    """
 
     values: np.ndarray
     unpatched: np.ndarray
     donor: np.ndarray
+    table: pd.DataFrame
 
 
 def wide_by_layer(table: pd.DataFrame) -> WideByLayer | None:
@@ -330,8 +339,8 @@ def wide_by_layer(table: pd.DataFrame) -> WideByLayer | None:
         return None
     row = ["setting", "key", "presentation"]
     wide = table.pivot(index=row, columns="layer", values="patched")
-    about = table.drop_duplicates(row).set_index(row).loc[wide.index]
-    return WideByLayer(wide.to_numpy(), about["unpatched"].to_numpy(), about["donor_difference"].to_numpy())
+    about = table.drop_duplicates(row).set_index(row).loc[wide.index].reset_index()
+    return WideByLayer(wide.to_numpy(), about["unpatched"].to_numpy(), about["donor_difference"].to_numpy(), about)
 
 
 def plain(value: Any) -> Any:
@@ -354,5 +363,6 @@ def _of(table: pd.DataFrame, arm: str) -> pd.DataFrame:
 
 
 def _mean(values: pd.Series) -> dict[str, Any]:
-    return {"value": float(values.mean()), "low": float(values.quantile(0.25)), "high": float(values.quantile(0.75)),
-            "n": len(values), "method": "mean with quartiles"}  # fmt: skip
+    return {"value": float(values.mean()), "lower_quartile": float(values.quantile(0.25)),
+            "upper_quartile": float(values.quantile(0.75)), "n": len(values),
+            "method": "mean with quartiles of the prompts"}  # fmt: skip

@@ -11,7 +11,8 @@ Like every table it carries ``_low``, ``_high``, ``_n``, ``_method`` and ``_reas
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from experiments.config import RunTable
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 HEADS = {"accuracy": "accuracy", "yes_rate": "yes-rate", "delta": "δ", "signal": "s", "auroc": "AUROC",
          "first_layer": "first layer"}  # fmt: skip
 ANSWERS = ("accuracy", "yes_rate")
+UNLIMITED = 100_000  # characters; no table is as wide
 Fields = dict[str, Any]
 
 
@@ -66,22 +68,68 @@ def make(tables: Mapping[str, pd.DataFrame], params: Mapping[str, Mapping[str, A
 
 
 def show(made: pd.DataFrame, spec: RunTable, arms: int) -> Table:
-    """As rich prints it: a line for each presentation, intervals beside the numbers."""
+    """As rich prints it: a line for each presentation, intervals beside the numbers.
+
+    On a narrower terminal intervals stand below their numbers, and if that is not enough the columns are cut into several
+    tables, one below the other. A file has no width.
+    """
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    console = Console()
+    drawn = _drawn(made, spec, arms, spec.columns, below=False)
+    if not (console.is_terminal or "COLUMNS" in os.environ):
+        return drawn
+
+    def fits(table: Table) -> bool:
+        unlimited = console.options.update(width=UNLIMITED)
+        return Measurement.get(console, unlimited, table).maximum <= console.width
+
+    for below in (False, True):
+        drawn = _drawn(made, spec, arms, spec.columns, below=below)
+        if fits(drawn):
+            return drawn
+    parts: list[tuple[str, ...]] = [()]
+    for name in spec.columns:
+        if parts[-1] and not fits(_drawn(made, spec, arms, (*parts[-1], name), below=True)):
+            parts.append(())
+        parts[-1] = (*parts[-1], name)
+    whole = Table.grid()
+    for part in parts:
+        whole.add_row(_drawn(made, spec, arms, part, below=True, first=part is parts[0], last=part is parts[-1]))
+    return whole
+
+
+def _drawn(
+    made: pd.DataFrame,
+    spec: RunTable,
+    arms: int,
+    columns: Sequence[str],
+    *,
+    below: bool,
+    first: bool = True,
+    last: bool = True,
+) -> Table:
+    """Some columns; ``below`` puts each interval under its number, ``first`` and ``last`` part have title and caption."""
     from rich.markup import escape
     from rich.table import Table
 
     fixed = list(made.columns[: list(made.columns).index("arm")])
-    drawn = Table(title=escape(spec.title), title_justify="left", caption_justify="left",
-                  caption=escape(_caption(spec)))  # fmt: skip
+    drawn = Table(title=escape(spec.title) if first else None, title_justify="left", caption_justify="left",
+                  caption=escape(_caption(spec)) if last else None)  # fmt: skip
     for name in (*fixed, "arm", "", "pairs"):
         drawn.add_column(escape(name), no_wrap=True, justify="right" if name == "pairs" else "left")
-    for column in spec.columns:
+    for column in columns:
         drawn.add_column(HEADS[column], justify="right", no_wrap=True)
     for place, row in enumerate(made.to_dict("records")):
         for number, kind in enumerate(PAIR):
             said = [*(str(row[name]) for name in fixed), row["arm"]] if number == 0 else [""] * (len(fixed) + 1)
             pairs = f"{row['pairs']}" if number == 0 else ""
-            drawn.add_row(*map(escape, said), kind, pairs, *(escape(_cell(row, one, kind)) for one in spec.columns),
+            cells = [_cell(row, one, kind) for one in columns]
+            if below:
+                cells = [cell.replace(" [", "\n[").replace("; ", "\n") for cell in cells]
+            drawn.add_row(*map(escape, said), kind, pairs, *map(escape, cells),
                           end_section=number == 1 and (place + 1) % (len(made) // arms) == 0)  # fmt: skip
     return drawn
 

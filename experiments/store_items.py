@@ -106,7 +106,7 @@ def open_store(
     from activations.store import ActivationStore
 
     if run is not None and items is not None:
-        raise UsageError("run and items were both given, and each says where the items are: leave one out")
+        raise UsageError("--run and --items were both given, and each says where the items are: leave one out")
     if (path / "resolved.json").exists():
         own = RunDirectory(path)
         arms = sorted(one.parent.name for one in own.activations.glob("*/manifest.json"))
@@ -116,13 +116,13 @@ def open_store(
                 f"{path} keeps no activations, as runs of `probe eval` do: give a run of `probe run`, or a store"
             )
         if name not in arms:
-            raise UsageError(f"arm is {name!r}: {path} has {', '.join(arms)}")
+            raise UsageError(f"--arm is {name!r}: {path} has {', '.join(arms)}")
         _refuse(path, run=run, items=items)
         return _of_run(own, name, family)
     if not (path / "manifest.json").exists():
         raise RunError(f"{path} is no run and no activation store: give the folder of one, see `probe capture`")
     if arm is not None:
-        raise UsageError(f"arm is {arm!r} but {path} is one arm's store: leave it out, or give the run's folder")
+        raise UsageError(f"--arm is {arm!r} but {path} is one arm's store: leave it out, or give the run's folder")
     above = path.absolute().parent
     if above.name == "activations" and (above.parent / "resolved.json").exists():
         _refuse(path, run=run, items=items)
@@ -197,14 +197,38 @@ def answers(opened: Opened, asked: Asked) -> pd.DataFrame:
 def _refuse(path: Path, **given: Path | None) -> None:
     for name, value in given.items():
         if value is not None:
-            raise UsageError(f"{name} is {str(value)!r} but {path} belongs to a run, which has its items: leave it out")
+            raise UsageError(
+                f"--{name} is {str(value)!r} but {path} belongs to a run, which has its items: leave it out"
+            )
 
 
 def _of_run(run: RunDirectory, arm: str, family: str | None) -> Opened:
     from activations.store import ActivationStore
 
-    found = run.read_json("resolved.json").get("family")
-    return Opened(ActivationStore.open(run.activations / arm), arm, run.items, run, family or found)
+    asked = run.read_json("resolved.json")
+    store = ActivationStore.open(run.activations / arm)
+    _check_own(store, run, arm, str(asked.get("command")))
+    return Opened(store, arm, run.items, run, family or asked.get("family"))
+
+
+def _check_own(store: ActivationStore, run: RunDirectory, arm: str, command: str) -> None:
+    """Refuse a store that stands in a run's folder and is not what the run captured."""
+    asked = run.read_json("environment.json", keys=("asked",))["asked"]
+    back = f"put back what the run captured, or make it again with the command in {run.path / 'config.yaml'}"
+    content = store.manifest["content"]
+    # `probe eval` hashes its prompts in chunks, and a merged store by part: neither can be compared.
+    if command == "run" and "parts" not in content and (prompts := content.get("prompts")) != asked.get("token_ids"):
+        raise RunError(
+            f"{store.directory} holds {len(store)} rows of other prompts (hash {str(prompts)[:12]}) than {run.path} asked "
+            f"({str(asked.get('token_ids'))[:12]}): {back}, or give the store from elsewhere"
+        )
+    try:
+        made = _arm_of(store, run)
+    except UsageError as error:
+        said = str(error).rpartition(": ")[0]
+        raise RunError(f"{said}: {back}") from None
+    if made != arm:
+        raise RunError(f"{store.directory} holds activations of {made}, not of {arm}: {back}")
 
 
 def _arm_of(store: ActivationStore, run: RunDirectory) -> str:
@@ -233,12 +257,12 @@ def _arm_of(store: ActivationStore, run: RunDirectory) -> str:
 def _no_position(position: str, there: list[str]) -> str:
     if position.endswith((":", "/")) and any(label.startswith(position) for label in there):
         return (
-            f"position is {position!r}, which stands for several: name one of them, such as {_first(position, there)}"
+            f"--position is {position!r}, which stands for several: name one of them, such as {_first(position, there)}"
         )
     near = get_close_matches(position, there, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     more = f" and {len(there) - SHOWN} more" if len(there) > SHOWN else ""
-    return f"position is {position!r}: the store has {', '.join(there[:SHOWN])}{more}{hint}"
+    return f"--position is {position!r}: the store has {', '.join(there[:SHOWN])}{more}{hint}"
 
 
 def _first(prefix: str, there: list[str]) -> str:

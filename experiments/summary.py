@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,18 @@ def show(results: dict[str, Any], directory: Path) -> None:
     _show_table(results, console)
     for arm, found in arms.items():
         console.print(_link(arm, found))
+        for line in (_labels(arm, found), _repairs(found)):
+            if line:
+                console.print(line, highlight=False, markup=False)
+    console.print(_LEGEND, highlight=False, markup=False)
     for arm, found in results["comparison"].items():
         shown = (("accuracy_original", "accuracy, original"), ("invariance", "invariance"))
         parts = [f"{label} {_points(found[key])}" for key, label in shown]
         signal = found["readout_original"]
         parts.append(f"signal s {signal['signal']:+.2f} [{signal['signal_low']:+.2f}, {signal['signal_high']:+.2f}]")
         console.print(f"{arm} less base: {'; '.join(parts)}", highlight=False)
+    console.print(f"why each answer failed: probe explain {shlex.quote(str(directory))}", highlight=False, markup=False,
+                  soft_wrap=True)  # fmt: skip
     console.print(f"report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
 
 
@@ -75,6 +82,29 @@ def _link(arm: str, found: dict[str, Any]) -> Any:
             _of(repaired["unrelated"]) if repaired else "",
         )
     return table
+
+
+def _labels(arm: str, found: dict[str, Any]) -> str:
+    """The labels of the wrong readouts, the commonest first, each that is not above its coin beside it."""
+    shares = sorted(found["attribution"]["shares"].items(), key=lambda one: -one[1]["count"])
+    n = shares[0][1]["n"] if shares else 0
+    if not n:
+        return ""
+    parts = []
+    for label, one in shares:
+        if one["count"]:
+            coin = one["coin"]
+            shown = coin is not None and one["low"] > coin
+            beside = "" if shown else "; no coin" if coin is None else f"; not above its coin, {coin:.0%}"
+            parts.append(f"{label} {one['value']:.0%} [{one['low']:.0%}, {one['high']:.0%}]{beside}")
+    return f"{arm}, {n} wrong readouts: {' · '.join(parts)}"
+
+
+def _repairs(found: dict[str, Any]) -> str:
+    from experiments.sentences import unproven_repairs
+
+    parts = unproven_repairs(found["link"])
+    return f"repair is not above its controls here: {'; '.join(parts)}" if parts else ""
 
 
 def _of(value: dict[str, Any]) -> str:
@@ -118,6 +148,11 @@ def _probe(found: dict[str, Any], kind: str) -> str:
     return f"{number(one['auroc'])} at layer {one['layer']}"
 
 
+_LEGEND = (
+    "readable: a held-out probe gives the gold answer. signal: what the prompt adds to the readout; default: what every "
+    "prompt gets; both toward gold. repaired: the other presentation's residual turned the wrong readout right; control: "
+    "an unrelated instance's did. Labels: 95% intervals; the coin is the share that tossed verdicts would give."
+)
 _LINES: list[tuple[str, Any]] = [
     ("pairs (both answers read)", lambda f: f"{_all(f)['n']} ({_all(f)['n_parsed']})"),
     ("accuracy, original", lambda f: _percent(_all(f)["original"]["accuracy"])),

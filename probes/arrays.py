@@ -18,6 +18,8 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
+LARGEST = 1e150  # features beyond it have no standard deviation in float64
+
 
 def checked(name: str, values: npt.ArrayLike, axes: Sequence[str]) -> npt.NDArray[Any]:
     """Return `values` as an array with one axis per name in `axes`, or say which shape came instead."""
@@ -45,8 +47,42 @@ def binary(name: str, values: npt.ArrayLike) -> IntArray:
     return array.astype(np.int64)
 
 
+def flags(name: str, values: npt.ArrayLike) -> BoolArray:
+    """Return true/false (or 1/0) `values` of any shape as booleans; NaN and None, which numpy takes for one, are named."""
+    array = np.asarray(values)
+    if array.dtype != np.bool_:
+        kinds = (bool, int, float, np.bool_, np.number)
+        wrong = [one for one in array.ravel().tolist() if not isinstance(one, kinds) or one not in (0, 1)]
+        if wrong:
+            raise ProbeError(
+                f"{name} holds {len(wrong)} values that are neither true nor false, the first {wrong[0]}; decide them, "
+                "or leave those rows out"
+            )
+    return array.astype(np.bool_)
+
+
+def all_finite(name: str, values: npt.NDArray[Any], remedy: str) -> None:
+    """Refuse NaN and infinity in `values` of any shape; `remedy` ends the message."""
+    bad = int(np.size(values) - np.count_nonzero(np.isfinite(values)))
+    if bad:
+        raise ProbeError(f"{name} holds {bad} values that are not finite; {remedy}")
+
+
+def named(name: str, values: npt.NDArray[Any]) -> None:
+    """Refuse missing names (NaN, None) in `values` [row]: numpy takes all of them for one name, or cannot sort them."""
+    missing = [one is None or one != one for one in values.tolist()] if values.dtype.kind in "fcO" else []
+    if any(missing):
+        raise ProbeError(
+            f"{name} holds {sum(missing)} missing names (NaN or None), the first in row {missing.index(True)}; name "
+            "each row, or leave those rows out"
+        )
+
+
 def finite(name: str, values: npt.NDArray[Any]) -> None:
-    """Refuse NaN and infinity in `values` [layer, row, feature]; name the first layer and row that hold one."""
+    """Refuse NaN and infinity in `values` [layer, row, feature], and what overflows when it is squared.
+
+    The message names the first layer and row that hold one.
+    """
     for layer, rows in enumerate(values):
         bad = int(np.size(rows) - np.count_nonzero(np.isfinite(rows)))
         if bad:
@@ -54,4 +90,10 @@ def finite(name: str, values: npt.NDArray[Any]) -> None:
             raise ProbeError(
                 f"{name} holds {bad} values that are not finite at layer {layer}, first in row {first}; "
                 "a probe needs finite activations, capture them again in float32 or bfloat16"
+            )
+        largest = float(np.abs(rows).max()) if rows.dtype == np.float64 else 0.0
+        if largest > LARGEST:
+            raise ProbeError(
+                f"{name} holds {largest:.3g} at layer {layer}, whose square overflows; a probe needs features of at most "
+                f"{LARGEST:g} in size, scale them"
             )

@@ -89,7 +89,7 @@ def decompose_components(
 ) -> ComponentTable:
     """Split each component of `values` [component, row] into default and signal; arguments as in `decompose`.
 
-    A row counts if it is a number in every component.
+    A row counts if it is a number in every component. An infinite value is refused.
     """
     parts = _with_sum(_named(values, names))
     found: list[Decomposition] = []
@@ -154,6 +154,13 @@ def _named(values: npt.ArrayLike, names: Sequence[str]) -> FloatArray:
         raise ProbeError(
             f"values has {len(parts)} components and names {len(names)}, {len(set(names))} of them different; "
             "give each component a name of its own"
+        )
+    infinite = np.isinf(parts)
+    if infinite.any():
+        component, row = np.argwhere(infinite)[0].tolist()
+        raise ProbeError(
+            f"values holds {int(infinite.sum())} infinite values, first in component {names[component]!r}, row {row}; "
+            "they must be finite, or NaN for a row that is not to count: measure in float32 or bfloat16"
         )
     return parts
 

@@ -13,9 +13,12 @@ plain bootstrap over held-out margins is too narrow).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import ndtri
+from scipy.stats import rankdata
 
 from probes.arrays import FloatArray
 from probes.errors import ProbeError
@@ -85,33 +88,52 @@ def first_layer_interval(
     level: float = 0.95,
     resamples: int = 2000,
     directions: float | None = None,
+    layers: Sequence[int] | None = None,
     seed: int,
 ) -> FirstLayer:
     """Return the first layer whose AUROC reaches `threshold`, and the layers among which it may truly lie.
 
     In a draw, a layer reaches the threshold if its AUROC would at the layer's own deviation in that draw, measured in
-    standard errors at the threshold. `directions` as in `auroc_interval`.
+    standard errors at the threshold. Layers whose AUROC no draw changes, such as those at 1, share a standard normal
+    deviation: one of them alone rules out "no layer" where its `auroc_interval` lies above the threshold, up to the
+    chance of the draws. Of several layers, the best has to lie further above the threshold than the best of layers just
+    below it would by chance: else `high` is None, however few draws reach no layer. `directions` as in `auroc_interval`.
+    `layers` numbers the layers, ascending, where the result has some of a model's only: they are then what is returned
+    and said, instead of places in the result.
     """
     if not 0 < threshold < 1:
         raise ProbeError(f"threshold is {threshold}; it must lie between 0 and 1, such as 0.9")
     check_level(level, directions)
     rows = study(result)
-    layers = len(rows.auroc)
+    count = len(rows.auroc)
+    numbers = list(range(count)) if layers is None else [int(layer) for layer in layers]
+    if len(numbers) != count or numbers != sorted(set(numbers)):
+        raise ProbeError(f"layers is {numbers}; needed an ascending number for each of the result's {count} layers")
     draws = draw_instances(rows, resamples, generator(seed, "probes.first_layer"))
-    deviation, _ = _standardised(resampled_auroc(rows, draws.counts))
-    error = np.sqrt(variance(rows, np.full(layers, threshold), directions))
-    reached = deviation >= (threshold - rows.auroc) / error
-    first = np.where(reached.any(axis=1), reached.argmax(axis=1), layers)
+    deviation, spread = _standardised(resampled_auroc(rows, draws.counts))
+    # A layer that no draw changes (every row ranked right) would reach the threshold in every draw. It moves by a normal
+    # deviation, as the score interval has it. Such layers move together: nothing in the draws says otherwise.
+    normal = generator(seed, "probes.first_layer.normal").standard_normal((resamples, 1))
+    deviation = np.where(spread > 0, deviation, normal)
+    error = np.sqrt(variance(rows, np.full(count, threshold), directions))
+    score = (rows.auroc - threshold) / error
+    reached = deviation >= -score
+    first = np.where(reached.any(axis=1), reached.argmax(axis=1), count)
     tails = (1 - level) / 2
     low = int(np.quantile(first, tails, method="lower"))
     high = int(np.quantile(first, 1 - tails, method="higher"))
+    # The best of several layers just below the threshold lies above it by chance. As far as this one does? The draws say
+    # how far layers move together; each alone is normal, where draws of a layer near 1 are skewed.
+    downward = ndtri((rankdata(-deviation, axis=0) - 0.5) / resamples)
+    if (downward.max(axis=1) >= score.max()).mean() > tails:
+        high = count
     observed = np.flatnonzero(rows.auroc >= threshold)
     best = int(rows.auroc.argmax())
     return FirstLayer(
-        layer=int(observed[0]) if len(observed) else None,
-        low=low if low < layers else None,
-        high=high if high < layers else None,
-        never_share=float((first == layers).mean()),
+        layer=numbers[observed[0]] if len(observed) else None,
+        low=numbers[low] if low < count else None,
+        high=numbers[high] if high < count else None,
+        never_share=float((first == count).mean()),
         threshold=threshold,
         level=level,
         n=rows.n,
@@ -122,7 +144,7 @@ def first_layer_interval(
         ),
         reason=""
         if len(observed)
-        else f"no layer reaches {threshold:g}; the best is layer {best} with {rows.auroc[best]:.3f}",
+        else f"no layer reaches {threshold:g}; the best is layer {numbers[best]} with {rows.auroc[best]:.3f}",
     )
 
 

@@ -27,7 +27,8 @@ components and settings at once, as a matrix product. All numbers of one call th
 
 Constraints. A declared cell without rows, or a gold answer without cells, leaves the design unbalanced: the numbers are
 then NaN with a `reason`, never 0. A cell with one row has no spread to resample, so the intervals are NaN. Rows whose
-readout is NaN do not count towards `n`. Rows are taken to be independent: give one row an instance.
+readout is NaN do not count towards `n`; an infinite readout is refused. Rows are taken to be independent: give one row
+an instance.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from probes.keyed import generator
 
 # Counts of one block of resamples: 32 MiB, however many rows and resamples there are.
 _BLOCK = 2**22
+LARGEST = 1e70  # the degrees of freedom take the fourth power of a readout
 ALL = "all"
 """The name under which `decompose_settings` gives the numbers over all settings."""
 
@@ -182,7 +184,12 @@ def paired_difference_layers(
     same_rows("after", second.shape[1], "before", first.shape[1])
     if len(first) != len(second):
         raise ProbeError(f"after has {len(second)} layers and before has {len(first)}; both need the same in one order")
-    change = second.astype(np.float64) - first.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused by size, below
+        change = second.astype(np.float64) - first.astype(np.float64)
+    if np.isnan(change[~(np.isnan(first) | np.isnan(second))]).any():
+        raise ProbeError(
+            "before and after are infinite in the same place; they must be finite, or NaN where not to count"
+        )
     study = _Study.of(change, cells, gold, resamples=resamples, level=level, declared=declared)
     return study.decompose(
         study.counted, seed=seed, method=_method("change over the same rows, ", "cells", resamples, "paired ")
@@ -224,6 +231,12 @@ class _Study:
         same_rows("gold", len(answers), "readout", values.shape[1])
         if resamples < 1 or not 0 < level < 1:
             raise ProbeError(f"resamples is {resamples} and level {level}; needed at least 1 and between 0 and 1")
+        largest = float(np.abs(values[~np.isnan(values)]).max(initial=0.0))
+        if largest > LARGEST:
+            raise ProbeError(
+                f"readout holds {largest:.3g} in size, whose variance overflows float64; it must be at most {LARGEST:g}, "
+                "or NaN for a row that is not to count: scale or check the readouts"
+            )
         counted = np.all(np.isfinite(values), axis=0)
         return _Study(values, names, counted, _design(names, answers, declared), resamples, level)
 

@@ -5,7 +5,7 @@ without any content would give, and beside how often the same rows get the same 
 
 Mechanism. `shares` counts labels among the failed rows of a stratum, with Wilson's interval. Rows of one instance are not
 independent, so the interval is that of as many observations as there are instances. The *coin* is the share to expect if
-each failed row's verdicts, all layers together, were right or wrong by the toss of a coin (`Failures.tossed`). A share
+each failed instance's verdicts, all layers together, were right or wrong by the toss of a coin (`Failures.tossed`). A share
 near its coin says nothing about these rows.
 
 `calibration` asks two questions of every label, as one fold split gives it (`mixed` is then a row with an open layer):
@@ -155,7 +155,7 @@ def calibration(
     signal = np.where(failures.reads, failures.signal, np.nan)
 
     def verdict(margins: npt.NDArray[Any], chosen: IntArray, layer_ok: BoolArray) -> IntArray:
-        return one_split(margins[:, rows], layer_ok, chosen[rows], target[rows], signal[rows])
+        return one_split(margins[:, rows], layer_ok, chosen[rows], target[rows], signal[rows], codes[rows])
 
     splits = failures.causes[:, rows]
     pairs = [(splits[0], other) for other in splits[1:]]

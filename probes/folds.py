@@ -26,14 +26,16 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
 
-from probes.arrays import BoolArray, IntArray, checked, same_rows
+from probes.arrays import BoolArray, IntArray, checked, named, same_rows
 from probes.errors import ProbeError
 from probes.keyed import generator
 
 
 def group_codes(groups: npt.ArrayLike) -> IntArray:
-    """Number the groups 0, 1, … in sorted order of their names."""
-    _, codes = np.unique(checked("groups", groups, ("row",)), return_inverse=True)
+    """Number the groups 0, 1, … in sorted order of their names; a missing name is refused, not made one instance."""
+    names = checked("groups", groups, ("row",))
+    named("groups", names)
+    _, codes = np.unique(names, return_inverse=True)
     return codes.astype(np.int64)
 
 
@@ -94,6 +96,7 @@ def given_folds(assigned: npt.ArrayLike, labels: IntArray, groups: IntArray, *, 
     """
     given = checked("assigned", assigned, ("row",))
     same_rows("assigned", len(given), "labels", len(labels))
+    named("assigned", given)
     names, codes = np.unique(given, return_inverse=True)
     if len(names) < 2:
         raise ProbeError(f"assigned holds 1 fold ({names[0]}); cross-validation needs at least 2")
@@ -113,6 +116,7 @@ def unit_folds(held_out: npt.ArrayLike, labels: IntArray) -> tuple[IntArray, tup
     """Return one fold a held-out unit, in sorted order of their names, and the names; each needs both classes."""
     units = checked("held_out", held_out, ("row",))
     same_rows("held_out", len(units), "labels", len(labels))
+    named("held_out", units)
     names, codes = np.unique(units, return_inverse=True)
     if len(names) < 2:
         raise ProbeError(f"held_out holds 1 unit ({names[0]}); needed at least 2, one to hold out and one to train on")

@@ -49,6 +49,8 @@ MEMBERS = ("logistic", "ridge", "mean_difference")
 # For inner folds. Measured on 120 to 1,000 rows of 576 standardised features with a decaying spectrum: AUROC at 1 and at
 # 10 differs by less than 0.01, the best ridge is near 0.01, and below 1e-4 the direction hardly changes any more.
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+# Beyond, the L2 term is lost in rounding: there is nothing left of a penalty.
+LARGEST_PENALTY = 1e6
 _DEFAULT_PENALTY = 1.0
 
 _SOLVERS: dict[str, Callable[[FloatArray], Logistic | Ridge | MeanDifference]] = {
@@ -200,9 +202,9 @@ def _grid(penalty: float | Sequence[float], member: str, inner_folds: int | None
                 f"penalty is {penalty} and inner_folds {inner_folds}, but mean_difference has no penalty; leave both out"
             )
         return (float("nan"),)
-    wrong = values[~((values > 0) & np.isfinite(values))]
+    wrong = values[~((values > 0) & (values <= LARGEST_PENALTY))]
     if len(wrong):
-        raise ProbeError(f"penalty (C) is {wrong[0]}; it must be above 0")
+        raise ProbeError(f"penalty (C) is {wrong[0]:g}; it must be above 0 and at most {LARGEST_PENALTY:g}")
     if len(values) == 1 and inner_folds is not None:
         raise ProbeError(f"inner_folds is {inner_folds} with one penalty ({values[0]:g}); give several to choose from")
     return tuple(float(value) for value in np.unique(values))
@@ -302,16 +304,15 @@ def _fit(
 
 def _reading(one: Prepared, areas: FloatArray, means: FloatArray, margins: FloatArray) -> ReadingResult:
     """Gather what the probes read."""
-    reason = "" if one.scored.any() else f"no fold of {len(one.scored)} holds both classes ({len(one.labels)} rows)"
     return ReadingResult(
         auroc=means[:, 0],
         fold_auroc=areas[:, :, 0],
-        null=means[:, 1:].T,
+        null=means[:, 1:].T if one.exchanged else np.full_like(means[:, 1:].T, np.nan),
         margins=margins,
         folds=one.folds,
         labels=one.labels,
         n=len(one.labels),
-        reason=reason,
+        reason=one.reason,
     )
 
 

@@ -73,9 +73,11 @@ class Logistic:
     ) -> Directions:
         """Fit every column of `labels` [row, set] (0/1) with C = `penalty`."""
         targets = both_classes(labels)
-        state, intercept, steps = _newton(
-            self._space, targets, penalty=penalty, tolerance=tolerance, max_steps=max_steps
-        )
+        # Under an absurd penalty float32 overflows. What follows from that never counts as converged, so it is refused.
+        with np.errstate(over="ignore", invalid="ignore"):
+            state, intercept, steps = _newton(
+                self._space, targets, penalty=penalty, tolerance=tolerance, max_steps=max_steps
+            )
         weights = self._space.weights(state)
         return Directions(weights=weights, intercept=intercept - self._mean @ weights, steps=steps)
 

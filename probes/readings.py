@@ -10,7 +10,11 @@ the training data does not know are dealt to the folds, the classes evenly, and 
 The null shuffles the labels of a reading too. If every group of the reading carries the labels that it has in training,
 a shuffle gives it the labels that it gave there, so that both are exchanged alike. Otherwise the reading's own groups
 exchange labels, within their fold (and within `strata`). Either way they are independent of what the probe trained on,
-so the expected AUROC is 0.5.
+so the expected AUROC is 0.5. Where they have nothing to exchange there is no null: it is NaN, and p is 1.
+
+The AUROC is the mean over the folds that hold both classes. Where the rows lie in several folds and one of these does,
+there is no mean: one fold's probe on a part of the rows is no answer about all of them. Rows that lie in one fold, such as
+those of a unit that it holds out, are judged by that fold alone.
 """
 
 from __future__ import annotations
@@ -40,13 +44,18 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A checked reading: its rows, the fold that judges each, label sets [row, 1 + shuffle], and which folds score."""
+    """A checked reading: its rows, the fold that judges each, label sets [row, 1 + shuffle], and which folds score.
+
+    `reason` says why none does; `exchanged` whether a shuffle could move any label.
+    """
 
     features: npt.NDArray[np.floating]
     labels: IntArray
     folds: IntArray
     sets: IntArray
     scored: BoolArray
+    reason: str = ""
+    exchanged: bool = True
 
 
 def prepare(
@@ -76,17 +85,41 @@ def prepare(
     before, after = codes[: len(known)], codes[len(known) :]
     count = int(assigned.max()) + 1
     folds = _deal(name, labels, before, after, assigned, count=count, seed=seed)
-    shuffled = _follow(labels, before, after, sets)
+    shuffled, exchanged = _follow(labels, before, after, sets), True
     if shuffled is None:
         strata = None if reading.strata is None else group_codes(reading.strata)
         if strata is not None:
             same_rows(f"{title}.strata", len(strata), f"{title}.features", acts.shape[1])
         # One class has no null; neither has it an AUROC, which is then NaN.
         shuffles = sets.shape[1] - 1 if len(np.unique(labels)) == 2 else 0
-        own_sets = shuffled_labels(labels, after, folds, shuffles=shuffles, strata=strata, seed=seed)
-        shuffled = own_sets if shuffles else np.repeat(labels[:, None], sets.shape[1] - 1, axis=1)
+        fixed = np.repeat(labels[:, None], sets.shape[1] - 1, axis=1)
+        moved = _exchanged(labels, after, folds, strata, shuffles=shuffles, seed=seed) if shuffles else fixed
+        exchanged = moved is not None
+        shuffled = fixed if moved is None else moved
+    scored, reason = _scored(labels, folds, count)
+    return Prepared(acts, labels, folds, np.concatenate([labels[:, None], shuffled], axis=1), scored, reason, exchanged)
+
+
+def _scored(labels: IntArray, folds: IntArray, count: int) -> tuple[BoolArray, str]:
+    """Return which of `count` folds are scored, and why none is."""
     scored = np.array([len(np.unique(labels[folds == fold])) == 2 for fold in range(count)])
-    return Prepared(acts, labels, folds, np.concatenate([labels[:, None], shuffled], axis=1), scored)
+    held = len(np.unique(folds))
+    if not scored.any():
+        return scored, f"no fold of {count} holds both classes ({len(labels)} rows)"
+    if scored.sum() == 1 and held > 1:
+        said = f"1 of {held} folds with rows holds both classes ({len(labels)} rows); at least 2 are needed"
+        return np.zeros(count, dtype=np.bool_), said
+    return scored, ""
+
+
+def _exchanged(
+    labels: IntArray, groups: IntArray, folds: IntArray, strata: IntArray | None, *, shuffles: int, seed: int
+) -> IntArray | None:
+    """Return the labels exchanged among the reading's own groups, or None where there is nothing to exchange."""
+    try:
+        return shuffled_labels(labels, groups, folds, shuffles=shuffles, strata=strata, seed=seed)
+    except ProbeError:  # its one error: each cell of fold and stratum has one label
+        return None
 
 
 def _deal(

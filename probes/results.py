@@ -18,8 +18,9 @@ class ReadingResult:
     """What the same probes read from other rows.
 
     `auroc` [layer] is the mean over the folds that hold both classes of `fold_auroc` [layer, fold]; `null`
-    [shuffle, layer] repeats it on shuffled labels. `margins` [layer, row] come from the probe of the fold `folds` [row],
-    which did not train on the row's group. Where no fold holds both classes `auroc` is NaN, and `reason` says so.
+    [shuffle, layer] repeats it on shuffled labels, NaN where none can be exchanged. `margins` [layer, row] come from
+    the probe of the fold `folds` [row], which did not train on the row's group. Where no fold holds both classes, or
+    one of several that have rows does, `auroc` is NaN, and `reason` says so.
     """
 
     auroc: FloatArray
@@ -40,6 +41,16 @@ class ReadingResult:
     def p_max(self) -> float:
         """Chance of a best layer this good: the maximum over layers against each shuffle's own maximum."""
         return _p_max(self.auroc, self.null)
+
+    @property
+    def above_null(self) -> BoolArray:
+        """Whether each layer's AUROC beats the shuffles' best layers; see `ProbeResult.above_null`."""
+        return above_null(self.auroc, self.null)
+
+    @property
+    def excluded_folds(self) -> int:
+        """How many of the folds that have rows had no AUROC because their rows hold one class."""
+        return _excluded(self.fold_auroc, self.folds)
 
     def decodable(self, chosen_layer: IntArray) -> BoolArray:
         """Whether each row's margin has the sign of its label, at its fold's `chosen_layer` [fold] of the probes."""
@@ -80,7 +91,7 @@ class ProbeResult:
     @property
     def excluded_folds(self) -> int:
         """How many folds had no AUROC because their held-out rows hold one class."""
-        return int(np.isnan(self.fold_auroc[0]).sum())
+        return _excluded(self.fold_auroc, self.folds)
 
     @property
     def p_value(self) -> FloatArray:
@@ -97,16 +108,13 @@ class ProbeResult:
 
     @property
     def above_null(self) -> BoolArray:
-        """Whether each layer's AUROC is above the 95 % quantile of the shuffles' own maximum over layers.
+        """Whether each layer's AUROC beats the shuffles' own maxima over layers: (1 + as good) / (1 + shuffles) <= 0.05.
 
         All layers are judged together: where no layer says anything, one study in twenty calls any layer above. That
-        takes at least 19 shuffles; with fewer, no layer is called so.
+        takes at least 19 shuffles; with fewer, no layer is called so. The best layer is above if and only if `p_max`
+        is at most 0.05.
         """
-        if len(self.null) == 0:
-            return np.zeros(len(self.auroc), dtype=np.bool_)
-        best = np.repeat(self.null.max(axis=1)[:, None], len(self.auroc), axis=1)
-        above: BoolArray = p_values(self.auroc, best) <= FAMILY_LEVEL + 1e-12
-        return above
+        return above_null(self.auroc, self.null)
 
     @property
     def selectivity(self) -> FloatArray:
@@ -156,6 +164,21 @@ def p_values(observed: FloatArray, null: FloatArray) -> FloatArray:
     # Equal rankings give equal AUROC; the slack only covers the rounding of the mean.
     as_high = (~(null < observed - 1e-12)).sum(axis=0)
     return np.where(np.isnan(observed), np.nan, (1 + as_high) / (1 + len(null)))
+
+
+def above_null(observed: FloatArray, null: FloatArray) -> BoolArray:
+    """Return for each column whether it beats the largest column of all but 5 % of the draws; False without draws."""
+    if len(null) == 0:
+        return np.zeros(len(observed), dtype=np.bool_)
+    best = np.repeat(null.max(axis=1)[:, None], len(observed), axis=1)
+    above: BoolArray = p_values(observed, best) <= FAMILY_LEVEL + 1e-12
+    return above
+
+
+def _excluded(fold_auroc: FloatArray, folds: IntArray) -> int:
+    """Return how many folds have rows and no AUROC."""
+    held = np.bincount(folds, minlength=fold_auroc.shape[1]) > 0
+    return int((np.isnan(fold_auroc[0]) & held).sum())
 
 
 def _p_max(observed: FloatArray, null: FloatArray) -> float:

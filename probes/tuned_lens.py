@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from probes.arrays import BoolArray, FloatArray, checked, finite, same_rows
+from probes.arrays import BoolArray, FloatArray, checked, finite, named, same_rows
 from probes.errors import ProbeError
 from probes.keyed import generator
 from probes.tuned_fit import LayerFit, Translator, identity
@@ -170,7 +170,9 @@ def fit_tuned_lens(
     sees the whole vocabulary, above it that many. `progress` is called with the number of layers done.
     """
     stream = checked("resid", resid, ("layer", "row", "feature"))
-    names = checked("groups", groups, ("row",)).astype(str)
+    given = checked("groups", groups, ("row",))
+    named("groups", given)
+    names = given.astype(str)
     same_rows("groups", len(names), "resid", stream.shape[1])
     finite("resid", stream)
     last = len(stream) - 1

@@ -6,7 +6,8 @@ for all rows at once do not fit into memory.
 Mechanism. Rows are cut so that the logits of a piece stay within 64 MiB. Above a given size a fit sees a part of the
 vocabulary: tokens likely under the final distribution, tokens likely under the plain lens, and a draw from all others,
 each standing for as many as were left out (the log of that number is added to its logit). What decides or is reported
-always sees the whole. Gradients are taken at the rows, by torch through the model's own unembedding; the rest is numpy.
+always sees the whole. A token whose final logit is -inf (a masked vocabulary) has no chance there and adds nothing.
+Gradients are taken at the rows, by torch through the model's own unembedding; the rest is numpy.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Judge:
         for piece in self.pieces(len(at)):
             own = self._logits(self.final[at[piece]]).log_softmax(-1)
             other = self._logits(translated[piece]).log_softmax(-1)
-            found.append((own.exp() * (own - other)).sum(-1).cpu().numpy())
+            found.append(_terms(own, other).sum(-1).cpu().numpy())
         return np.concatenate(found).astype(np.float64)
 
     def mean_probability(self, rows: Rows) -> FloatArray:
@@ -86,7 +87,8 @@ class Judge:
         for piece in self.pieces(len(at)):
             own = self._logits(self.final[at[piece]]).log_softmax(-1).cpu().numpy().astype(np.float64)
             chance = np.exp(own)
-            total += [float((chance * (own - np.log(one))).sum()) for one in chances]
+            seen = ~np.isneginf(own)
+            total += [float((chance * np.where(seen, own - np.log(one), 0)).sum()) for one in chances]
         return [float(one) for one in total / len(at)]
 
 
@@ -114,7 +116,7 @@ class Objective:
         total = 0.0
         for cut, own in zip(self._cuts(self.rows), self.own, strict=True):
             other = self._log(self.judge._logits(translated[cut], self.tokens))
-            total += float((own.exp() * (own - other)).sum())
+            total += float(_terms(own, other).sum())
         return total / self.rows
 
     def value_and_gradient(self, translated: Rows) -> tuple[float, Rows]:
@@ -124,7 +126,8 @@ class Objective:
         total, slopes = 0.0, np.empty_like(translated)
         for cut, own in zip(self._cuts(self.rows), self.own, strict=True):
             rows = torch.from_numpy(np.ascontiguousarray(translated[cut])).requires_grad_()
-            loss = (own.exp() * (own - self._log(self.judge.logits(rows, _ids(self.tokens)).float()))).sum() / self.rows
+            other = self._log(self.judge.logits(rows, _ids(self.tokens)).float())
+            loss = _terms(own, other).sum() / self.rows
             (slope,) = torch.autograd.grad(loss, rows)
             total += float(loss.detach())
             slopes[cut] = slope.numpy()
@@ -147,6 +150,11 @@ def part_of_vocabulary(
     drawn = np.sort(rng.choice(others, size=tokens - len(kept), replace=False))
     stands = np.concatenate([np.ones(len(kept)), np.full(len(drawn), len(others) / len(drawn))])
     return np.concatenate([kept, drawn]), stands
+
+
+def _terms(own: Tensor, other: Tensor) -> Tensor:
+    """What each token adds to KL(own || other), [row, token], from log chances; 0 where `own` is -inf, not 0 x inf."""
+    return own.exp() * (own - other).masked_fill(own == -float("inf"), 0)
 
 
 def _ids(tokens: IntArray | None) -> Tensor | None:

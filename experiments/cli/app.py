@@ -5,7 +5,11 @@ Flags are configuration keys; each can also come from the environment as ``PROBE
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +27,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Ask a model the same question in matched wordings, look inside, and tie failures to measured causes.",
 )
+
+
+FILE_WIDTH = 10_000  # characters; no line is as long
+NARROWEST = 40  # columns below which folding would help nobody
 
 
 def flag(name: str, help: str, short: str | None = None) -> Any:
@@ -55,7 +63,7 @@ def integer(name: str, text: str | None, *, default: int, least: int = 0) -> int
     if text is None:
         return default
     if not text.removeprefix("-").isdecimal() or int(text) < least:
-        raise UsageError(f"{name} is {text!r}: give an integer of at least {least}")
+        raise UsageError(f"--{name} is {text!r}: give an integer of at least {least}")
     return int(text)
 
 
@@ -68,6 +76,29 @@ def place(name: str, text: str) -> Path:
     if not text.strip():
         raise UsageError(f"{name} is empty: give a path, or . for the current directory")
     return Path(text)
+
+
+def joined(given: list[str] | None) -> str | None:
+    """What a flag that takes ``a,b`` gives in all, so that giving it twice drops nothing."""
+    return None if given is None else ",".join(given)
+
+
+def columns() -> int:
+    """Characters a line: the terminal's; a file is as wide as what is written to it, unless COLUMNS says otherwise."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return max(shutil.get_terminal_size().columns, NARROWEST)
+    return FILE_WIDTH
+
+
+def wrapped(text: str, *, first: str = "", rest: str = "  ") -> str:
+    """A line of prose, folded at the width of the terminal; words and paths stay whole.
+
+    Args:
+        first, rest: what the first line and the others begin with.
+    """
+    return textwrap.fill(
+        text, columns(), initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def libraries(text: str | None) -> tuple[str, ...]:

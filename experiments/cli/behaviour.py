@@ -24,6 +24,7 @@ from experiments.cli.app import (
     default_name,
     flag,
     integer,
+    wrapped,
 )
 
 
@@ -78,7 +79,7 @@ def recipes(json_: Json = False) -> None:
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
         return
     for name, one in found.items():
-        sys.stdout.write(f"{one['command']:<5}{name:<22} {one['asks']}\n")
+        sys.stdout.write(wrapped(one["asks"], first=f"{one['command']:<5}{name:<22} ", rest=" " * 28) + "\n")
 
 
 @app.command()

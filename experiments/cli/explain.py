@@ -68,25 +68,38 @@ def _shares(rows: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _list(rows: pd.DataFrame) -> None:
     from experiments.explain import failing
-    from experiments.report.text import clean
+    from experiments.sentences import COIN, MEANING, line
 
     for number, (arm, part) in enumerate(rows.groupby("arm", sort=False)):
         of = {one["label"]: one for one in _shares(part)}
         labels = failing(part)
         n = next(iter(of.values()))["n"]
-        _write(
-            "" if number == 0 else "\n", f"{' '.join(clean(str(arm)).split())}: {n} of {len(part)} readouts are wrong\n"
-        )
+        _write("" if number == 0 else "\n", f"{line(str(arm))}: {n} of {len(part)} readouts are wrong\n")
         for label, pairs in labels.items():
             share = of.get(label)
             _write(f"\n  {label}: {len(pairs)}", "" if share is None else _interval(share), "\n")
+            _write(_wrapped(f"{MEANING[label]}.", "  "))
             for one in pairs[:LISTED]:
-                agree = "" if one["share"] is None else f"  {one['share']:.0%} of splits"
-                _write(f"    {one['key'][:KEY]}  {one['setting']}, {one['presentation']}, {one['outcome']}{agree}\n")
+                _write(
+                    f"    {one['key'][:KEY]}  {one['setting']}, {one['presentation']}, {one['outcome']}",
+                    _agree(label, one),
+                )
             if len(pairs) > LISTED:
                 _write(f"    … and {len(pairs) - LISTED} more (--json lists all)\n")
-    _write("\nR both right, D both wrong, U one right, N not read. Brackets: 95% intervals. A share near its coin, what\n"
-           "tossed verdicts would give, says nothing. `probe explain RUN KEY` explains one pair.\n")  # fmt: skip
+    _write("\n", _wrapped(
+        "R both right, D both wrong, U one right, N not read. Brackets: 95% intervals. Splits: ways of dealing the folds "
+        f"of the probes. {COIN} A label whose interval holds its coin, or lies below, was not shown. "
+        "`probe explain RUN KEY` explains one pair.", ""))  # fmt: skip
+
+
+def _agree(label: str, one: dict[str, Any]) -> str:
+    """How many fold splits give the label; of mixed the most that give any one."""
+    share = one["share"]
+    if share is None:
+        return "\n"
+    if label == "mixed" and not share:
+        return "  no split gives a label\n"
+    return f"  {'at most ' if label == 'mixed' else ''}{share:.0%} of splits\n"
 
 
 def _interval(share: dict[str, Any]) -> str:
@@ -96,6 +109,7 @@ def _interval(share: dict[str, Any]) -> str:
 
 def _show(found: list[Explained]) -> None:
     from experiments.report.text import OUTCOME_NAMES
+    from experiments.sentences import agreement
 
     shown: set[tuple[str, str]] = set()
     for one in found:
@@ -105,23 +119,25 @@ def _show(found: list[Explained]) -> None:
     for one in found:
         verdict = "right" if one.correct else "wrong"
         read = f"read as {one.read}" if one.read is not None else f"not read ({one.status})"
+        agree = agreement(one.label, one.share)
         _write(
             f"{one.arm}, {one.presentation} ({one.setting}; pair: {OUTCOME_NAMES[one.outcome]})\n",
-            f"  said      {_first_line(one.text)} ({read}, {verdict}; gold {one.gold})\n",
-            f"  readout   {_split(one)}  (logits toward gold)\n",
-            f"  label     {one.label}{'' if one.share is None else f', {one.share:.0%} of fold splits'}\n",
-            _wrapped(one.sentence),
+            _field("said", f"{_first_line(one.text)} ({read}, {verdict}; gold {one.gold})"),
+            _field("readout", f"{_split(one)}  (logits toward gold)"),
+            _field("label", one.label + (f", {agree}" if agree else "")),
+            _field("", one.sentence),
         )
         if one.lost_at is not None:
-            _write(f"  lost at   layer {one.lost_at}\n")
+            _write(_field("lost at", f"layer {one.lost_at}"))
         if one.against is not None and one.against_logits is not None:
-            _write(
-                f"  against   {one.against} pushes {one.against_logits:+.2f} toward gold, more against it than any other\n"
-            )
+            _write(_field(
+                "against",
+                f"{one.against} pushes most against the gold answer, by {-one.against_logits:.2f} logits of the readout",
+            ))  # fmt: skip
         repaired = {donor: value for donor, value in one.repaired.items() if value is not None}
         if repaired:
             tried = ", ".join(f"{donor} {'yes' if value else 'no'}" for donor, value in repaired.items())
-            _write(f"  repaired  by a residual put in at layer {one.patch_layer}: {tried}\n")
+            _write(_field("repaired", f"by a residual put in at layer {one.patch_layer}: {tried}"))
         _write(_by_layer(one), "\n")
 
 
@@ -133,25 +149,25 @@ def _split(one: Explained) -> str:
 
 def _by_layer(one: Explained) -> str:
     """The margins as a line of bars and, with AUROC and lens, as a table of some layers."""
-    lines = []
+    from experiments.sentences import LEGEND
+
     if one.bars:
-        last = len(one.bars) - 1
-        lines.append(
-            f"  probes    {one.bars}  layers 0 to {last}: bars readable, × the other answer, · right as by chance"
-        )
+        first = _field("probes", one.bars) + _field("", f"layers 0 to {len(one.bars) - 1}; {LEGEND}")
     else:
-        lines.append(f"  probe     margin {_number(one.margin)} toward gold at layer {one.chosen_layer}")
+        first = _field("probe", f"margin {_number(one.margin)} toward gold at layer {one.chosen_layer}")
     total = len(one.layers)
     step = -(-total // ROWS)
     kept = {*range(0, total, step), total - 1, one.chosen_layer} | ({one.lost_at} if one.lost_at is not None else set())
-    lines.append("  layer     AUROC   margin   lens δ   lens s   (δ and s of all prompts of this presentation)")
+    lines = ["  layer     AUROC   margin   lens δ   lens s"]
     for layer in one.layers:
         if layer.layer in kept:
             note = " chosen" if layer.layer == one.chosen_layer else ""
             numbers = (layer.auroc, layer.margin, layer.lens_delta, layer.lens_signal)
             cells = [_number(numbers[0], ".2f"), *(_number(value) for value in numbers[1:])]
             lines.append(f"  {layer.layer:>5}  {cells[0]:>8} {cells[1]:>8} {cells[2]:>8} {cells[3]:>8}{note}")
-    return "\n".join(lines) + "\n"
+    note = _field("", "margin of this prompt, toward gold; δ (toward yes) and s (toward gold) of all prompts of this "
+                  "presentation")  # fmt: skip
+    return first + "\n".join(lines) + "\n" + note
 
 
 def _number(value: float | None, form: str = "+.2f") -> str:
@@ -167,12 +183,19 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
-def _wrapped(text: str) -> str:
+def _field(name: str, text: str) -> str:
+    """A name, and beside it a text within the width of the terminal."""
+    return _wrapped(text, " " * 12, first=f"  {name:<10}")
+
+
+def _wrapped(text: str, indent: str, *, first: str | None = None) -> str:
     import shutil
     import textwrap
 
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-    return textwrap.fill(text, width, initial_indent="            ", subsequent_indent="            ") + "\n"
+    return (
+        textwrap.fill(text, width, initial_indent=indent if first is None else first, subsequent_indent=indent) + "\n"
+    )
 
 
 def _write(*parts: str) -> None:

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import math
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli.app import Adapter, Device, Json, Model, Resamples, Seed, app, flag, integer, place
-from experiments.errors import UsageError
+from experiments.cli.app import (
+    Adapter,
+    Device,
+    Json,
+    Model,
+    Resamples,
+    Seed,
+    app,
+    columns,
+    flag,
+    integer,
+    joined,
+    place,
+    wrapped,
+)
+from experiments.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +43,7 @@ Items = Annotated[str | None, flag("items", "File of `probe generate`, for a sto
 Arm = Annotated[str | None, flag("arm", "Arm of a run; base if not given.")]
 Out = Annotated[str | None, flag("out", "Write a tidy table: FILE.parquet or FILE.csv.", "-o")]
 SUFFIXES = (".parquet", ".csv")
+KEPT = "identity"  # how a layer begins that keeps the plain lens
 
 
 @app.command()
@@ -37,12 +53,14 @@ def fit(
         str, flag("target", "gold, answer, correct, presentation, or a target that the family derives.")
     ] = "gold",
     site: Annotated[str, flag("site", "resid_post, z, … as the store holds them.")] = "resid_post",
-    layers: Annotated[str | None, flag("layers", "0-3,8 or -1; all of the store if not given.")] = None,
+    layers: Annotated[list[str] | None, flag("layers", "0-3,8 or -1; all of the store if not given.")] = None,
     position: Annotated[str, flag("position", "answer, query/mean, premise:3, … as captured.")] = "answer",
-    train: Annotated[str | None, flag("train", "Presentations to train on; original if not given.")] = None,
-    read: Annotated[str | None, flag("read", "Presentations that the same probes are read on besides.")] = None,
+    train: Annotated[list[str] | None, flag("train", "Presentations to train on; original if not given.")] = None,
+    read: Annotated[list[str] | None, flag("read", "Presentations that the same probes are read on besides.")] = None,
     member: Annotated[str | None, flag("member", "logistic, ridge or mean_difference.")] = None,
-    penalty: Annotated[str | None, flag("penalty", "Inverse L2 strength; of several, inner folds choose.")] = None,
+    penalty: Annotated[
+        list[str] | None, flag("penalty", "Inverse L2 strength; of several, inner folds choose.")
+    ] = None,
     inner_folds: Annotated[str | None, flag("inner-folds", "Folds that choose the penalty.")] = None,
     folds: Annotated[str | None, flag("folds", "Folds, grouped by instance.")] = None,
     held_out: Annotated[
@@ -72,11 +90,11 @@ def fit(
     chosen = choice(
         target=target,
         site=site,
-        layers=layer_numbers(layers),
+        layers=layer_numbers(joined(layers)),
         position=position,
-        train=words(train),
-        read=words(read),
-        probe={"member": member, "penalty": words(penalty), "inner_folds": inner_folds, "folds": folds,
+        train=words(joined(train)),
+        read=words(joined(read)),
+        probe={"member": member, "penalty": words(joined(penalty)), "inner_folds": inner_folds, "folds": folds,
                "held_out": held_out, "shuffles": shuffles, "threshold": threshold},
         seed=seed,
         resamples=resamples,
@@ -90,7 +108,13 @@ def fit(
     if json_:
         layered = found.table.drop(columns=list(found.about)).to_dict("records")
         curves = [{"read": one.read, "held_out": one.held_out, **one.summary} for one in found.curves]
-        said = {**found.about, "curves": curves, "layers": layered, "notes": list(found.notes)}
+        said = {
+            **found.about,
+            "meaning": found.meaning,
+            "curves": curves,
+            "layers": layered,
+            "notes": list(found.notes),
+        }
         sys.stdout.write(json.dumps(plain(said), indent=1) + "\n")
     else:
         _show_fit(found, file)
@@ -104,7 +128,7 @@ def lens(
     tuned: Annotated[
         bool, typer.Option("--tuned", help="Fit a tuned lens as well; read on held-out instances.")
     ] = False,
-    presentation: Annotated[str | None, flag("presentation", "original,equivalent, …; all if not given.")] = None,
+    presentation: Annotated[list[str] | None, flag("presentation", "original,equivalent, …; all if not given.")] = None,
     resamples: Resamples = None,
     seed: Seed = None,
     device: Device = None,
@@ -133,7 +157,7 @@ def lens(
         opened,
         model=model,
         adapters=tuple(adapter or ()),
-        presentations=words(presentation),
+        presentations=words(joined(presentation)),
         tuned=tuned,
         device=device or "auto",
         reporter=Reporter(quiet=json_),
@@ -148,18 +172,26 @@ def lens(
 
 
 def _given(name: str, text: str | None) -> Path | None:
-    return None if text is None else place(name, text)
+    return None if text is None else place(f"--{name}", text)
 
 
 def _file(out: str | None) -> Path | None:
     """Where a table goes; checked before anything is computed."""
     if out is None:
         return None
-    path = place("out", out)
+    path = place("--out", out)
     if path.suffix not in SUFFIXES:
-        raise UsageError(f"out is {out!r}: give a file that ends in {' or '.join(SUFFIXES)}")
+        raise UsageError(f"--out is {out!r}: give a file that ends in {' or '.join(SUFFIXES)}")
     if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"out is {out!r}: give a file in a folder that exists")
+        raise UsageError(f"--out is {out!r}: give a file in a folder that exists")
+    try:
+        # Permission bits don't tell: a file system may be read-only, or hold no files of users at all.
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".probe-"):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--out is {out!r}, and no file can be made in {path.parent} ({error.strerror}): give another folder"
+        ) from None
     return path
 
 
@@ -168,31 +200,38 @@ def _write(table: pd.DataFrame, path: Path | None) -> None:
 
     if path is None:
         return
-    with atomic(path) as file:
-        if path.suffix == ".csv":
-            file.write(table.to_csv(index=False).encode())
-        else:
-            table.to_parquet(file, index=False)
+    try:
+        with atomic(path) as file:
+            if path.suffix == ".csv":
+                file.write(table.to_csv(index=False).encode())
+            else:
+                table.to_parquet(file, index=False)
+    except OSError as error:  # it names the temporary file
+        raise RunError(f"can't write {path}: {error.strerror or error}; give another --out") from None
 
 
 def _show_fit(found: Fit, file: Path | None) -> None:
     about = found.about
-    lines = [f"{about['target']} from {about['site']} at {about['position']} ({about['store']}, {about['arm']})"]
+    lines = [
+        wrapped(f"{about['target']} from {about['site']} at {about['position']} ({about['store']}, {about['arm']})"),
+        wrapped(found.meaning),
+    ]
     for curve in found.curves:
         of = curve.summary
         held = f", {about['held_out_unit']} {curve.held_out} held out" if curve.held_out else ""
         other = f", read on {curve.read}" if curve.read != about["train"] else ""
         about_rows = f"{of['n']} rows of {of['instances']} instances, {of['ones']} with 1 and {of['zeros']} with 0"
-        lines.append(f"\ntrained on {about['train']}{other}{held}: {about_rows}")
+        lines += ["", wrapped(f"trained on {about['train']}{other}{held}: {about_rows}")]
         if of["reason"]:
-            lines.append(f"  no AUROC: {of['reason']}")
+            lines.append(wrapped(f"no AUROC: {of['reason']}", first="  ", rest="    "))
             continue
         lines.append("  layer    AUROC [95%]          shuffled 95%   selectivity       p")
         here = found.table[(found.table["read"] == curve.read) & (found.table["held_out"] == curve.held_out)]
         lines += [_fit_line(one) for one in here.to_dict("records")]
-        lines += _over_layers(of, about)
-    lines.append("\n* above the 95% quantile of the shuffles' largest AUROC over layers")
-    lines += [f"note: {note}" for note in found.notes]
+        lines += [wrapped(line, first="  ", rest="    ") for line in _over_layers(of, about)]
+    if (found.table["above_null"] == True).any():  # noqa: E712 - a curve without an AUROC has neither
+        lines += ["", wrapped("* above the 95% quantile of the shuffles' largest AUROC over layers")]
+    lines += [wrapped(f"note: {note}") for note in found.notes]
     sys.stdout.write("\n".join(lines) + "\n")
     if file is not None:
         sys.stdout.write(f"{file}\n")
@@ -215,42 +254,97 @@ def _over_layers(of: Any, about: Any) -> list[str]:
         )
     detectable = "undefined" if math.isnan(of["detectable_auroc"]) else f"{of['detectable_auroc']:.2f}"
     return [
-        f"  first layer with AUROC ≥ {about['threshold']:g}: {first}",
-        f"  best layer {of['layer']}; p over all layers {_number(of['p_max'], '.3f')}; smallest AUROC that so few "
-        f"instances would show in 80% of studies: {detectable}",
+        f"first layer with AUROC ≥ {about['threshold']:g}: {first}",
+        f"best layer {of['layer']}; p over all layers {_number(of['p_max'], '.3f')}",
+        f"smallest AUROC that so few instances would show in 80% of studies: {detectable}",
+        *([f"remark: {of['remark']}"] if of["remark"] else []),
     ]
+
+
+LENS_HEADS = ("layer", "δ [95%]", "s [95%]", "gold", "off", "rank", "top token")
+KL_HEADS = ("layer", "KL lens", "tuned", "constant", "")
+LENS_WORDS = (
+    "gold: share of rows that lean to the gold answer; off: off-label, the probability on no answer; rank: of the gold "
+    "answer in the vocabulary, median; top token: the most frequent first, and its share of rows"
+)
+KL_WORDS = (
+    "KL from the model's own output over held-out rows of all presentations, in nats: of the plain lens, of the tuned, and "
+    "of the best constant answer"
+)
 
 
 def _show_lens(found: Lens, file: Path | None) -> None:
     about = found.about
     arm = f" with {about['adapter']}" if about["adapter"] else ""
     lines = [
-        f"logit lens of {about['model']}{arm} ({about['store']}); the last layer is the model's readout to "
-        f"{about['gap']:.0e}, bound {about['bound']:.0e}"
+        wrapped(f"logit lens of {about['model']}{arm} ({about['store']})"),
+        wrapped(f"the last layer is the model's readout to {about['gap']:.0e}, bound {about['bound']:.0e}"),
     ]
+    tuned = narrow = False
+    width = columns()
     for (kind, name), part in found.table.groupby(["presentation", "lens"], sort=False):
-        tuned = name == "tuned"
-        lines.append(f"\n{kind}, {name} lens, {part['n'].iloc[0]} rows")
-        lines.append(f"  layer         δ          s  accuracy  off-label  gold rank  {'top token':<16}"
-                     f"{'  KL lens, tuned, constant' if tuned else ''}".rstrip())  # fmt: skip
-        lines += [_lens_line(one, tuned=tuned) for one in part.to_dict("records")]
-        lines.append(_reading(found.presentations, str(kind), str(name)))
+        said = next(one for one in found.presentations if (one["presentation"], one["lens"]) == (kind, name))
+        records = part.to_dict("records")
+        tuned = tuned or name == "tuned"
+        rows = f"{said['n']} rows"
+        if name == "tuned":
+            rows = f"{said['n']} of {said['of']} rows, of instances that fitted nothing"
+        lines += ["", wrapped(f"{kind}, {name} lens, {rows}")]
+        drawn = _aligned(LENS_HEADS, [_lens_cells(one) for one in records])
+        if max(map(len, drawn)) > width:
+            drawn = _aligned([head.removesuffix(" [95%]") for head in LENS_HEADS],
+                             [[cell.partition(" [")[0] if place else cell for place, cell in enumerate(_lens_cells(one))]
+                              for one in records])  # fmt: skip
+            narrow = True
+        lines += drawn
+        if reasons := list(dict.fromkeys(one["reason"] for one in records if one["reason"])):
+            lines.append(wrapped("; ".join(reasons), first="  ", rest="    "))
+        if name == "tuned":
+            lines += _aligned(KL_HEADS, [_kl_cells(one) for one in records])
+            if kept := [str(one["layer"]) for one in records if one["how"].startswith(KEPT)]:
+                lines.append(wrapped(f"keeps the plain lens: layer {', '.join(kept)}", first="  ", rest="    "))
+            lines += [
+                wrapped(f"layer {one['layer']}: {one['how']}", first="  ", rest="    ")
+                for one in records
+                if not one["how"].startswith(KEPT)
+            ]
+        lines.append(wrapped(said["reading"], first="  ", rest="    "))
+    lines += ["", wrapped(LENS_WORDS), *([wrapped(KL_WORDS)] if tuned else [])]
+    lines += [wrapped("intervals stand in --json and --out: the terminal is too narrow for them")] if narrow else []
     sys.stdout.write("\n".join(lines) + "\n")
     if file is not None:
         sys.stdout.write(f"{file}\n")
 
 
-def _lens_line(one: dict[str, Any], *, tuned: bool) -> str:
-    top = f"{one['top_token']!r} {one['top_share']:.0%}"
-    kl = f"  {one['kl_lens']:.3f}, {one['kl_tuned']:.3f}, {one['kl_constant']:.3f}" if tuned else ""
-    split = f"{_number(one['delta'], '+.2f'):>9} {_number(one['signal'], '+.2f'):>10}"
-    shares = f"{one['accuracy']:>9.0%} {one['off_label_mass']:>10.0%} {one['gold_rank']:>10,.0f}"
-    return f"  {one['layer']:>5} {split} {shares}  {top:<16}{kl}".rstrip()
+def _aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows under heads, numbers to the right and the last column to the left, as narrow as they can be."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    return [
+        "  "
+        + "  ".join([*(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)), row[-1]]).rstrip()
+        for row in (heads, *rows)
+    ]
 
 
-def _reading(presentations: Sequence[dict[str, Any]], kind: str, name: str) -> str:
-    found = next(one for one in presentations if (one["presentation"], one["lens"]) == (kind, name))
-    return f"  {found['reading']}"
+def _lens_cells(one: dict[str, Any]) -> list[str]:
+    return [
+        str(one["layer"]),
+        *(_interval(*(one[f"{name}{end}"] for end in ("", "_low", "_high"))) for name in ("delta", "signal")),
+        f"{one['accuracy']:.0%}",
+        f"{one['off_label_mass']:.0%}",
+        f"{one['gold_rank']:,.0f}",
+        f"{one['top_token']!r} {one['top_share']:.0%}",
+    ]
+
+
+def _interval(value: float, low: float, high: float) -> str:
+    ends = "" if math.isnan(low) or math.isnan(high) else f" [{low:+.2f}, {high:+.2f}]"
+    return f"{_number(value, '+.2f')}{ends}"
+
+
+def _kl_cells(one: dict[str, Any]) -> list[str]:
+    numbers = [f"{one[name]:.3f}" for name in ("kl_lens", "kl_tuned", "kl_constant")]
+    return [str(one["layer"]), *numbers, "worse than the constant" if one["kl_tuned"] > one["kl_constant"] else ""]
 
 
 def _number(value: float, form: str = ".2f") -> str:

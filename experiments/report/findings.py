@@ -8,11 +8,10 @@ nothing is said. The sentences describe what was measured; none of them claims a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from experiments.inside import PAIR
-from experiments.link import KINDS
+from experiments.report.findings_wrong import Finding, wrong_answers
 from experiments.report.plots_inside import OTHER
 from experiments.report.source import Source, shown
 from experiments.report.text import listed, p_text, percent, percent_span, signed, span
@@ -23,28 +22,17 @@ STRONG = 0.9  # AUROC called high
 UNSTABLE = 0.1  # lower end of U from which equal accuracies are said to hide changes
 AGREEING = 0.75  # lower end of ι from which agreement on wrong answers is pointed out
 SHARED_WRONG = 0.25  # lower end of D for the same
-FEWEST_WRONG = 20  # wrong answers below which their kinds are left to the table
 CHANCE = 0.5  # AUROC of a probe that knows nothing
 BASELINE_NAMES = {"embed": "the last token's embedding", "length": "prompt length", "tokens": "bag of tokens"}
 ONE_ANSWER = "One answer to most prompts"
 MISREAD = 0.02  # share of answers that could not be read, or that differ from the readout, from which the page says so
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One statement: whose, the first words, the sentence, and the section that shows it."""
-
-    arm: str
-    lead: str
-    text: str
-    section: str
-
-
 def findings(source: Source) -> list[Finding]:
     """What can be said, arm by arm, then base against adapters."""
     found = []
     for arm in source.arms:
-        rules = (_answers, _one_sided, _profile, _hidden, _shared, _readable, _surface, _kinds, _patched, _ablated,
+        rules = (_answers, _one_sided, _profile, _hidden, _shared, _readable, _surface, wrong_answers, _patched, _ablated,
                  _unread)  # fmt: skip
         said = [one for rule in rules if (one := rule(source, arm)) is not None]
         if not any(one.lead == ONE_ANSWER for one in said) and (lean := _lean(source, arm)):
@@ -222,30 +210,6 @@ def _surface(source: Source, arm: str) -> Finding | None:
         "may read the surface."
     )
     return Finding(arm, "Readable from the surface", text, "probes")
-
-
-def _kinds(source: Source, arm: str) -> Finding | None:
-    counts = dict.fromkeys(KINDS, 0)
-    for row in source.arm(arm)["link"]:
-        if row["kinds"] is not None:
-            for kind in KINDS:
-                counts[kind] += row["kinds"][kind]["count"]
-    total = sum(counts.values())
-    if total < FEWEST_WRONG:
-        return None
-    meaning = {
-        "overridden": "overridden (readable at the last layer, the signal points to the gold answer: the default decided)",
-        "lost": "lost (readable at an earlier layer, not at the last)",
-        "reversed": "reversed (readable at the last layer, but the signal points away)",
-        "not_decodable": "not decodable by the probes",
-        "mixed": "mixed (refitted probes do not agree)",
-        "text": "a matter of the text (the readout gave the gold answer; the text was not read or says something else)",
-    }
-    ordered = sorted(KINDS, key=lambda kind: -counts[kind])
-    parts = [
-        f"{counts[kind]} {'was' if counts[kind] == 1 else 'were'} {meaning[kind]}" for kind in ordered if counts[kind]
-    ]
-    return Finding(arm, "Its wrong answers", f"Of the {total} wrong answers of {shown(arm)}, {listed(parts)}.", "link")
 
 
 def _patched(source: Source, arm: str) -> Finding | None:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from experiments.explain import bars, sentence
 from experiments.items import PAIR
 from experiments.link import KINDS, OUTCOMES
 from experiments.report.source import Source, shown
 from experiments.report.text import DASH, clean, shortened, signed
+from experiments.sentences import Thresholds, agreement, bars, sentence, thresholds
 
 PAIRS = 60
 PROMPT = (2400, 1200)  # characters kept at the start and at the end of a long prompt
@@ -89,11 +89,12 @@ def pairs(source: Source, count: int = PAIRS) -> list[Pair]:
     chosen = set(_choose(source, count))
     attribution = _records(source, "attribution")
     behaviour = _records(source, "behaviour")
+    least = thresholds(source.tables["attribution"])
     found = []
     for item in source.items:
         name = (str(item["setting"]), str(item["key"]))
         if name in chosen:
-            found.append(_pair(source, item, name, attribution, behaviour))
+            found.append(_pair(source, item, name, attribution, behaviour, least))
     return found
 
 
@@ -125,12 +126,13 @@ def _pair(
     name: tuple[str, str],
     attribution: dict[tuple[str, ...], dict[str, Any]],
     behaviour: dict[tuple[str, ...], dict[str, Any]],
+    least: Thresholds,
 ) -> Pair:
     arms, tags = [], [f"setting:{source.settings.index(name[0])}"]
     for number, arm in enumerate(source.arms):
         measured = [attribution[arm, *name, kind] for kind in PAIR]
         given = [behaviour[arm, *name, kind] for kind in PAIR]
-        answers = tuple(_answer(kind, g, m) for kind, g, m in zip(PAIR, given, measured, strict=True))
+        answers = tuple(_answer(kind, g, m, least) for kind, g, m in zip(PAIR, given, measured, strict=True))
         outcome = str(measured[0]["outcome"])
         arms.append(ArmAnswers(shown(arm), outcome, answers))
         tags.append(f"outcome:{number}:{outcome}")
@@ -146,7 +148,7 @@ def _pair(
     )
 
 
-def _answer(kind: str, given: dict[str, Any], measured: dict[str, Any]) -> Answer:
+def _answer(kind: str, given: dict[str, Any], measured: dict[str, Any], least: Thresholds) -> Answer:
     sign = 1.0 if measured["gold"] == "yes" else -1.0
     share = measured["share"]
     return Answer(
@@ -159,9 +161,9 @@ def _answer(kind: str, given: dict[str, Any], measured: dict[str, Any]) -> Answe
         default=_logits(measured["default"]),
         signal=_logits(measured["signal"]),
         kind=str(measured["kind"]),
-        agree="" if share is None else f"{share:.0%} of fold splits",
+        agree=agreement(str(measured["kind"]), share),
         sentence=sentence(measured, status=str(given["status"])),
-        bars=bars(measured),
+        bars=bars(measured, least),
         tags=f"kind:{measured['kind']} presentation:{kind}",
     )
 

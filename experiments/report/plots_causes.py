@@ -234,7 +234,7 @@ def heads(source: Source) -> Figure:
         "heads",
         tuple(panels),
         "Mean change of the readout, in logits toward the donor's answer, when one head's output at the answer position "
-        f"is replaced by that of the pair's other presentation; n counts prompts of the ranking half. The {k} heads in "
+        f"is replaced by that of the pair's other presentation; n counts instances of the ranking half. The {k} heads in "
         "outline are ablated below, on the other half. All arms share one colour scale; a hatched cell is no head.",
     )
 

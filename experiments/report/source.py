@@ -6,15 +6,14 @@ prompts from ``items.jsonl``. Nothing else goes in, no clock and no environment,
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from experiments.groups import Group, groups
 from experiments.inside import PAIR
-from experiments.link import current
+from experiments.link import current, whole
 from experiments.report.text import clean
-from experiments.rundir import RunDirectory, whole_lines
+from experiments.rundir import RunDirectory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,17 +88,18 @@ def read(run: RunDirectory) -> Source:
     """Read a run.
 
     Raises:
-        RunError: a table is missing, or an earlier version made it.
+        RunError: a table, rows or items are missing or damaged, or an earlier version made them.
     """
     results = run.read_json("results.json")
-    current(run.table("attribution"), run.path)
-    items = [json.loads(line) for line in whole_lines(run.items)]
+    tables = {name: run.table(name) for name in TABLES}
+    current(tables["attribution"], run.path)
+    items = whole(run, tables)
     return Source(
         results=results,
         resolved=run.read_json("resolved.json"),
         environment=run.read_json("environment.json"),
         items=items,
-        tables={name: run.table(name) for name in TABLES},
+        tables=tables,
         arms=tuple(results["arms"]),
         settings=tuple(dict.fromkeys(str(item["setting"]) for item in items)),
     )

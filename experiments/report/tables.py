@@ -24,6 +24,7 @@ from experiments.report.text import (
     signed,
     undefined,
 )
+from experiments.sentences import unproven_repairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +130,11 @@ def link(source: Source) -> Table:
                 rows.append(Row((*(first if number == 0 else ()), *_link_cells(arm, row)), starts=number == 0))
     return Table(
         "link-table",
-        "Prompts of all settings, both presentations. Intervals of shares are Wilson 95%. Signal and default are means "
-        "in logits toward the gold answer, with the quartiles of the prompts below. Labels are counts with their share "
-        "of n; an answer that was not read counts as wrong. “Repaired” is the share of tried prompts whose readout turned "
-        f"right; only wrong readouts among the patched prompts are tried. {_repaired_at(source)}",
+        "Prompts of all settings, both presentations. Intervals of shares are Wilson 95%, over instances. Signal and "
+        "default are means in logits toward the gold answer, with the quartiles of the prompts below. Labels are counts "
+        "with their share of n; an answer that was not read counts as wrong. “Repaired” is the share of tried prompts "
+        "whose readout turned "
+        f"right; only wrong readouts among the patched prompts are tried. {_repaired_at(source)}{_unproven(source)}",
         (
             (
                 Head("the pair", rows=2, label=True),
@@ -147,7 +149,7 @@ def link(source: Source) -> Table:
             ),
             (
                 *(Head(kind.replace("_", " ")) for kind in KINDS),
-                Head("other presentation"),
+                Head("other presen\u00adtation", title="the residual of the pair's other presentation"),
                 Head("unrelated instance"),
                 Head("random direction"),
             ),
@@ -175,6 +177,15 @@ def _repaired_at(source: Source) -> str:
     return f"Layers of the repair: {'; '.join(parts)}{why}."
 
 
+def _unproven(source: Source) -> str:
+    """Where repair is not above its controls; empty where it is everywhere."""
+    parts = []
+    for arm in source.arms:
+        if found := unproven_repairs(source.arm(arm)["link"]):
+            parts.append(f"{shown(arm)}: {'; '.join(found)}")
+    return f" Repair is not above its controls here: {'. '.join(parts)}." if parts else ""
+
+
 def _link_cells(arm: str, row: dict[str, Any]) -> Iterator[Cell]:
     yield Cell(shown(arm), kind="label")
     yield Cell(f"{row['n']:,}")
@@ -183,8 +194,8 @@ def _link_cells(arm: str, row: dict[str, Any]) -> Iterator[Cell]:
         one = row[name]
         yield number_cell(
             one["value"],
-            one["low"],
-            one["high"],
+            one["lower_quartile"],
+            one["upper_quartile"],
             reason="the default δ is undefined",
             title=f"{one['method']}; n = {one['n']}",
         )

@@ -119,7 +119,7 @@ def between_arms(source: Source) -> Table | None:
                         _read(source, arm, source.arms[0], kind, own["layer"]),
                         Cell(str(own["layer"])),
                         number_cell(change["difference"], change["low"], change["high"], reason=change["reason"]),
-                        p_cell(change["p"], reason=change["reason"]),
+                        p_cell(change["p_max"], reason=change["reason"]),
                     ),
                     starts=number == 0,
                 )
@@ -130,7 +130,8 @@ def between_arms(source: Source) -> Table | None:
         "between-arms",
         "AUROC of one arm's probes on the other arm's rows of the same prompts, at the layer that is best for the arm they "
         "were trained on, with 95% intervals. The change is of AUROC from the base to the adapter, each with probes of its "
-        "own on the same rows and folds, at the adapter's best layer.",
+        "own on the same rows and folds, at the adapter's best layer; its p is that of "
+        "the largest change over all layers, since the layer was picked.",
         (
             (
                 Head("adapter", label=True),
@@ -139,7 +140,7 @@ def between_arms(source: Source) -> Table | None:
                 Head("adapter’s probes read the base"),
                 Head("at layer"),
                 Head("change of AUROC"),
-                Head("p"),
+                Head("p, all layers"),
             ),
         ),
         tuple(rows),

@@ -18,10 +18,11 @@ import pytest
 
 from experiments.cli import main
 from experiments.errors import RunError, UsageError
-from experiments.explain import bars, chosen, explain, failing, find, open_run, sentence, sparkline
+from experiments.explain import chosen, explain, failing, find, open_run
 from experiments.link import DONORS, KINDS
 from experiments.report.pairs import pairs
 from experiments.report.source import Source
+from experiments.sentences import agreement, bars, sentence, sparkline, thresholds, unproven_repairs
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "<script>alert(1)</script>\x1b[31mred\x1b]0;title\x07\x00\u202e &"
@@ -80,7 +81,8 @@ def row(**change) -> dict:
         ({"kind": "not_decodable", "decodable": False, "signal": -1.0},
          "The probe does not find the gold answer, no, at layer 2, chosen on other problems, nor at the last layer that "
          "can be read: as far as linear probes tell, it was not worked out."),
-        ({"kind": "not_decodable", "decodable": False}, "the readout would lean to no all the same, by 0.50."),
+        ({"kind": "not_decodable", "decodable": False}, "nor at the last layer that can be read. Without its default the "
+         "readout itself leans to no, by 0.50, so linear probes fitted to this many prompts may be missing what is there."),
         ({"kind": "not_decodable", "decodable": None}, "No probe of the original prompts beats shuffled labels (p at most "
          "0.05)"),
         ({"kind": "mixed", "share": 0.4}, "or refits disagree (the commonest label has 40% of the fold splits)."),
@@ -99,9 +101,43 @@ def test_each_label_has_a_plain_sentence(change, said) -> None:
 
 
 def test_sparkline_tells_readable_wrong_and_chance_apart() -> None:
-    assert sparkline([-1.0, 0.5, 0.1, 1.0, 2.0], [False, False, True, True, True]) == "×·▁▅█"
-    assert sparkline([-1.0, 0.0], [False, False]) == "××"
-    assert bars(row()) == "×·▅█" and bars(row(readable=None, margins=None)) == ""
+    least = [1.0, 1.0, 0.1, 1.0, 1.0]
+    assert sparkline([-1.0, 0.5, 0.1, 1.0, 2.0], [False, False, True, True, True], least) == "×·▁▅█"
+    # Against gold by less than what counts as readable, and a layer at which nothing is readable.
+    assert sparkline([-0.9, -5.0], [False, False], [1.0, np.inf]) == "··"
+
+
+def test_a_cross_is_as_far_out_as_the_least_readable_margin_of_its_layer() -> None:
+    table = pd.DataFrame([
+        row(), row(margins=[-9.0, -0.2, -1.2, -1.1], readable=[False] * 4),
+        row(readout_correct=True, margins=[-3.0, 0.1, 0.31, 0.4], readable=[False, True, True, True]),
+    ])  # fmt: skip
+    least = thresholds(table)
+    # Layers 2 and 3 have readable failures; at 1 only a right readout is, at 0 nothing.
+    assert least["base", "original", False].tolist() == [np.inf, 0.1, 1.2, 2.0]
+    assert least["base", "original", True].tolist() == [np.inf, 0.1, 0.31, 0.4]
+    assert [bars(one, least) for one in table.to_dict("records")] == ["··▅█", "·××·", "·▃▇█"]
+    assert bars(row(readable=None, margins=None), {}) == ""
+
+
+def test_mixed_has_no_share_of_its_own() -> None:
+    assert agreement("lost", 0.8) == "80% of fold splits" and agreement("lost", None) == ""
+    assert agreement("mixed", 0.4) == "no label in more than half of the fold splits (at most 40%)"
+    assert agreement("mixed", 0.0) == "no label in more than half of the fold splits (in none)"
+
+
+def test_a_repair_that_is_not_above_its_controls_is_named() -> None:
+    def tried(*counts: tuple[int, float]) -> dict:
+        return {donor: {"value": count / 11, "low": low, "count": count, "n": 11}
+                for donor, (count, low) in zip(DONORS, counts, strict=True)}  # fmt: skip
+
+    above = {"outcome": "D", "answered": "wrong", "repaired": tried((10, 0.62), (2, 0.05), (1, 0.02))}
+    below = {"outcome": "U", "answered": "wrong", "repaired": tried((2, 0.05), (8, 0.43), (7, 0.35))}
+    within = {"outcome": "D", "answered": "wrong", "repaired": tried((4, 0.15), (2, 0.05), (1, 0.02))}
+    assert unproven_repairs([above, {"repaired": None}]) == []
+    assert unproven_repairs([above, below, within]) == [
+        "one right, answer wrong 2/11 (unrelated 8/11, random 7/11)", "both wrong 4/11 (unrelated 2/11, random 1/11)"
+    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -160,8 +196,8 @@ def test_a_pair_is_told_from_the_tables(folder) -> None:
     assert first.readout == first.default + first.signal
     assert first.repaired == {"matched": True, "unrelated": None, "random": False} and first.patch_layer == 1
     assert [one.margin for one in first.layers] == [-0.3, 0.2, 1.2, 2.0]
-    # Gold is no: a lens default toward no is a default toward gold.
-    assert (first.layers[0].lens_delta, first.layers[0].lens_signal, first.layers[0].auroc) == (0.5, 1.5, 0.75)
+    # Gold is no, and the lens default is toward yes all the same, as in the lens table and on the page.
+    assert (first.layers[0].lens_delta, first.layers[0].lens_signal, first.layers[0].auroc) == (-0.5, 1.5, 0.75)
     assert (second.presentation, second.label, second.share, second.correct) == ("equivalent", "right", None, True)
     assert len(explain(run, find(run, "cd")[0], chosen(run, None, None))) == 4
     assert len(explain(run, find(run, "cd")[0], chosen(run, None, "original"))) == 2
@@ -174,8 +210,10 @@ def test_nothing_hostile_reaches_the_terminal(folder) -> None:
         assert not CONTROL.search(result.stdout), words
     shown = probe("explain", str(folder), "cd99").stdout
     assert "<script>alert(1)</script>red &" in shown
-    assert "head 1.2<script>" in shown and "pushes -1.25 toward gold" in shown
-    assert "layer 1: matched yes, random no" in shown and "lost at   layer 3" in shown
+    shown = " ".join(shown.split())
+    assert "against head 1.2<script>" in shown
+    assert "pushes most against the gold answer, by 1.25 logits of the readout" in shown
+    assert "layer 1: matched yes, random no" in shown and "lost at layer 3" in shown
 
 
 def test_failures_are_listed_by_label_with_shares(folder) -> None:
@@ -185,6 +223,7 @@ def test_failures_are_listed_by_label_with_shares(folder) -> None:
     shown = probe("explain", str(folder), "--arm", "base").stdout
     assert "base: 3 of 6 readouts are wrong" in shown and "overridden: 2 of 3, 67% [" in shown
     assert "ab12000000  n=4, original, D  100% of splits" in shown
+    assert "the gold answer is readable at an earlier layer, no longer at the last." in shown and "Coin: the" in shown
     made = json.loads(probe("explain", str(folder), "--arm", "base", "--json").stdout)
     shares = {one["label"]: one for one in made["shares"]}
     assert shares["lost"]["value"] == pytest.approx(1 / 3) and shares["lost"]["n"] == 3
@@ -195,9 +234,9 @@ def test_failures_are_listed_by_label_with_shares(folder) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["zz"], 2, "no key begins with 'zz'; near ones are "),
-        (["ab1x"], 2, "near ones are ab1200"),
-        ([""], 2, "no key begins with ''"),
+        (["zz"], 2, "no key begins with 'zz'; some are ab1200, ab7700, cd9900; `probe explain "),
+        (["ab120x"], 2, "near ones are ab1200"),
+        ([""], 2, "KEY is empty: give the begin of a pair's key, such as ab1200, or none"),
         (["ab"], 2, "2 keys begin with 'ab' (ab1200, ab7700, …): give more of it"),
         (["x\x1b[31m" + "y" * 500], 2, "no key begins with 'xyyyy"),
         (["ab12", "--arm", "nobody"], 2, "arm is 'nobody': choose from base, grpo"),
@@ -210,7 +249,47 @@ def test_what_is_not_there_is_one_line(folder, words, code, said) -> None:
     assert said in result.stderr and result.stderr.count("\n") == 1 and not CONTROL.search(result.stderr)
 
 
+def test_a_key_in_capitals_is_found(folder) -> None:
+    assert find(open_run(folder), "AB12") == [("n=4", "ab12" + "0" * 60)]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_no_line_is_wider_than_the_terminal(folder, columns, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for words in (["ab12", "--arm", "base"], ["--arm", "base"]):
+        shown = probe("explain", str(folder), *words).stdout.splitlines()
+        # What was asked and the key stand as they are.
+        assert max(len(line) for line in shown if "0" * 60 not in line) <= columns
+
+
+@pytest.mark.parametrize("table", ["behaviour", "attribution"])
+def test_rows_that_are_missing_are_named(folder, table) -> None:
+    path = folder / "tables" / f"{table}.parquet"
+    pd.read_parquet(path).iloc[1:].to_parquet(path)
+    for words in (["ab12"], [], ["cd99", "--json"]):
+        result = probe("explain", str(folder), *words)
+        assert (result.returncode, result.stdout) == (1, "")
+        assert result.stderr.count("\n") == 1
+        # The table loses the first original of the base; in attribution the arm and pair are known from other rows.
+        assert f"{path} lacks 1 of 12 rows, the first base, n=4, ab12" in result.stderr
+        assert "original; put it back, or repeat the command" in result.stderr
+
+
+@pytest.mark.parametrize("keep", [0, 1, 40])
+def test_items_that_are_cut_short_are_named_and_left_alone(folder, keep) -> None:
+    path = folder / "items.jsonl"
+    whole = path.read_text().splitlines(keepends=True)
+    cut = "".join(whole[:keep]) if keep < 40 else whole[0] + whole[1][:keep]
+    path.write_text(cut)
+    result = probe("explain", str(folder), "ab12")
+    assert (result.returncode, result.stdout) == (1, "") and result.stderr.count("\n") == 1
+    assert f"{path} is damaged" in result.stderr and "no key" not in result.stderr
+    assert path.read_text() == cut
+
+
 def test_runs_that_can_not_be_explained(folder) -> None:
+    with pytest.raises(RunError, match="nowhere does not exist: give the folder of a finished run"):
+        open_run(folder / "nowhere")
     with pytest.raises(RunError, match=r"has no results.json: give the folder of a finished run"):
         open_run(folder / "tables")
     path = folder / "tables" / "attribution.parquet"
@@ -243,7 +322,7 @@ def test_the_pair_browser_has_the_sentences_and_their_tags(folder) -> None:
     answer = hostile.arms[0].answers[0]
     assert answer.tags == "kind:lost presentation:original" and answer.agree == "80% of fold splits"
     assert (answer.readout, answer.default, answer.signal) == ("−1.50", "−2.00", "+0.50")
-    assert answer.sentence.startswith("The gold answer, no, was readable at 2 layers") and answer.bars == "×▂█·"
+    assert answer.sentence.startswith("The gold answer, no, was readable at 2 layers") and answer.bars == "·▂█·"
     assert not CONTROL.search(answer.text)
     assert len(pairs(source, 1)) == 1
 

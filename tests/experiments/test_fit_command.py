@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,54 +16,14 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from activations.store import ActivationStore, StoreWriter
-from experiments.cli import _guarded
+from activations.store import ActivationStore
 from probes.folds import assign_folds
-from tasks.files import to_record
-from tasks.ordering import Ordering
-
-PENALTY = 0.03
-FAST = ("--penalty", str(PENALTY), "--shuffles", "19", "--folds", "3", "--resamples", "100", "--json")
-ORDERING = Ordering()
-
-
-def probe(*words: Any) -> tuple[int, str, str]:
-    """The command in this process, behind its error boundary."""
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["probe", *map(str, words)]
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            code = _guarded()
-    finally:
-        sys.argv = before
-    return code, out.getvalue(), err.getvalue()
-
-
-def fitted(*words: Any) -> dict[str, Any]:
-    code, out, err = probe("fit", *FAST, *words)
-    assert code == 0, err
-    return json.loads(out)
-
-
-def refused(said: str, *words: Any, code: int = 2) -> None:
-    found, out, err = probe("fit", *words)
-    assert (found, out) == (code, ""), (found, out, err)
-    assert err.count("\n") == 1 and err.startswith("probe: ")
-    assert said in err, err
+from tests.experiments.made_store import FAST, PENALTY, captured, fitted, made, probe, refused
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on the built-in pair, and stores of its prompts: base and adapter, and those of both in the run."""
-    path = tmp_path_factory.mktemp("fit")
-    about = ("--set", "n=4,6", "--limit", "20", "--seed", "4")
-    assert probe("eval", *about, "--set", "resamples=100", "--out", path / "run")[0] == 0
-    for arm in ("base", "grpo"):
-        options = ("--arm", arm, "--sites", "embed,resid_post", "--positions", "answer,query/mean")
-        code, _, err = probe("capture", *about, *options, "--out", path / arm)
-        assert code == 0, err
-        shutil.copytree(path / arm, path / "run/activations" / arm, ignore=shutil.ignore_patterns("items.jsonl"))
-    return path
+    return captured(tmp_path_factory.mktemp("fit"))
 
 
 def rows(folder: Path, position: str = "answer") -> tuple[ActivationStore, pd.DataFrame]:
@@ -179,37 +135,6 @@ def test_the_table_is_written_whole_and_tidy(folder: Path, tmp_path: Path) -> No
         "p over all layers",
     ):
         assert words in out
-
-
-def made(path: Path, relations: tuple[str, ...] = ("front_behind",), count: int = 24, **change: Any) -> Path:
-    """A store of invented activations: layer 1 holds gold, layer 0 nothing. ``change`` gives positions by presentation."""
-    draws = np.random.default_rng(0)
-    records, listed = [], []
-    for relation in relations:
-        params = ORDERING.validate({"n": 4, "relation": relation})
-        for matched in islice(ORDERING.generate(params, seed=1, split="test"), count):
-            records.append({"setting": f"relation={relation}", **to_record(matched, version=ORDERING.version)})
-            for shown in matched.presentations:
-                for label in change.get(shown.kind, ("answer",)):
-                    listed.append((matched.instance.key, shown.kind, label, shown.gold == "yes"))
-    keys, kinds, labels, gold = zip(*listed, strict=True)
-    index = {
-        "key": keys,
-        "presentation": kinds,
-        "label": labels,
-        "position": [1] * len(keys),
-        "n_tokens": [9] * len(keys),
-    }
-    noise = draws.normal(size=(2, len(keys), 8))
-    noise[1, :, 0] += 4 * np.array(gold)
-    with StoreWriter(
-        path, datasets={("resid_post", layer): 8 for layer in (0, 1)}, dtype="float32", n_layers=2,
-        shards=[list(range(len(keys)))], rows=index, content={"model": {"weights": "abc"}}, notes={"adapter": None},
-    ) as writer:  # fmt: skip
-        for shard in writer.missing:
-            writer.write(shard, {("resid_post", layer): noise[layer].astype(np.float32) for layer in (0, 1)})
-    (path / "items.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    return path
 
 
 def test_a_relation_is_read_by_probes_that_saw_neither_it_nor_the_instance(tmp_path: Path) -> None:
@@ -332,8 +257,8 @@ def test_rows_that_no_probe_can_be_trained_on(
         (("--target", "correct"), "this target is about answers, which a store does not hold: give a run"),
         (("--train", "negated"), "train is 'negated', but the rows at answer are of original, equivalent"),
         (("--train", "original", "--read", "original"), "original is trained on and read held out already"),
-        (("--target", "presentation", "--read", "negated"), "read is negated but target is presentation"),
-        (("--target", "presentation", "--train", "original"), "train is original but target is presentation"),
+        (("--target", "presentation", "--read", "negated"), "--read is negated but --target is presentation"),
+        (("--target", "presentation", "--train", "original"), "--train is original but --target is presentation"),
         (("--held-out", "size"), "--held-out is 'size': choose template or a parameter of the family (n, relation, "),
         (("--held-out", "relation"), "--held-out is relation but the run has one value of it"),
         (("--held-out", "n", "--folds", "3"), "--folds is 3 but --held-out is n"),
@@ -344,11 +269,21 @@ def test_rows_that_no_probe_can_be_trained_on(
         (("--penalty", "0,1"), "--penalty is '0': input should be greater than 0"),
         (("--shuffles", "5"), "--shuffles is '5': input should be greater than or equal to 19"),
         (("--threshold", "1"), "--threshold is '1': input should be less than 1"),
-        (("--seed", "x"), "seed is 'x'"),
+        (("--penalty", "1e30"), "--penalty is '1e30': input should be less than or equal to 1000000"),
+        (("--penalty", "0.1", "--penalty", "0.1"), "--penalty is 0.1, 0.1: give none twice"),
+        (("--inner-folds", "5"), "--inner-folds is 5 but --folds is 5"),
+        (
+            ("--target", "forward_question", "--held-out", "template"),
+            "and a fold needs both: leave --held-out out, or name a parameter",
+        ),
+        (("--held-out", "n"), "--held-out is n, which makes 2 folds (4, 6) and --penalty 0.0001"),
+        (("--seed", "x"), "--seed is 'x'"),
+        (("--resamples", "x"), "--resamples is 'x'"),
         (("--arm", "base"), "arm is 'base' but "),
-        (("--items", "a", "--run", "b"), "run and items were both given"),
+        (("--items", "a", "--run", "b"), "--run and --items were both given"),
         (("--out", "t.txt"), "out is 't.txt': give a file that ends in .parquet or .csv"),
         (("--out", "none/t.csv"), "give a file in a folder that exists"),
+        (("--out", "/proc/t.csv"), "--out is '/proc/t.csv', and no file can be made in /proc"),
     ],
 )
 def test_options_that_can_not_apply(folder: Path, words: tuple[str, ...], said: str) -> None:

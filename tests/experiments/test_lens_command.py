@@ -138,7 +138,9 @@ def test_the_adapter_is_switched_on_and_known_by_its_hash(folder: Path) -> None:
     assert abs(other["readout"] - last["readout"]) > 1e-3
 
 
-def test_tuned_lens_stands_beside_and_is_read_on_held_out_instances(folder: Path, tmp_path: Path) -> None:
+def test_tuned_lens_stands_beside_and_is_read_on_held_out_instances(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = read(folder / "base", "--tuned", "--out", tmp_path / "t.parquet")
     table = pd.read_parquet(tmp_path / "t.parquet")
     assert table["lens"].tolist() == (["logit"] * 4 + ["tuned"] * 4) * 2
@@ -148,11 +150,24 @@ def test_tuned_lens_stands_beside_and_is_read_on_held_out_instances(folder: Path
     assert tuned.groupby("presentation")["kl_lens"].last().tolist() == pytest.approx([0, 0], abs=1e-9)
     assert table.loc[table["lens"] == "logit", "kl_lens"].isna().all()
     assert [one["lens"] for one in found["presentations"]] == ["logit", "tuned"] * 2
+    # Which layers kept the plain lens, of how many rows it reads the held-out ones, and where a constant does as well.
+    assert all((one["how"] == "") == (one["lens"] == "logit") for one in found["layers"])
+    assert tuned.groupby("presentation")["how"].last().tolist() == ["identity: last layer"] * 2
+    plain = tuned["how"].str.startswith("identity")
+    assert (tuned.loc[plain, "kl_tuned"] == tuned.loc[plain, "kl_lens"]).all()
+    for one in found["presentations"]:
+        rows = table[(table["presentation"] == one["presentation"]) & (table["lens"] == one["lens"])]
+        worse = rows.loc[rows["kl_tuned"] > rows["kl_constant"], "layer"].tolist()
+        assert (one["of"], one["worse_than_constant"]) == (20, worse)
+    monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = probe("lens", folder / "base", "--tuned", *FAST)
-    assert code == 0
+    assert code == 0 and all(len(line) <= 80 or str(folder) in line for line in out.splitlines())
     for words in (
-        "original, tuned lens, 5 rows",
-        "KL lens, tuned, constant",
+        "original, tuned lens, 5 of 20 rows, of instances that fitted nothing",
+        "KL lens  tuned  constant",
+        "keeps the plain lens: layer ",
+        "one row counted in",
+        "δ [95%]",
         "the answer settles at layer",
         "off-label",
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +12,8 @@ from experiments import fitting, probe_options
 from experiments.config import load, settings
 from experiments.errors import UsageError
 from experiments.pipeline import _check as check
+from experiments.pipeline import run
+from experiments.progress import Reporter
 from probes.linear import MEMBERS, PENALTIES
 from tasks.registry import family
 
@@ -53,8 +57,14 @@ def test_gold_is_always_there_and_once() -> None:
         (["probe.member=mean_difference", "probe.inner_folds=2"], ["inner_folds is 2", "there is none"]),
         (["probe.penalty=1", "probe.inner_folds=2"], ["inner_folds is 2", "choose between several"]),
         (["probe.folds=2"], ["probe.folds is 2", "none is left to choose a penalty", "probe.penalty=0.01"]),
-        (["probe.penalty=1,0"], ["penalty.1 is 0", "greater than 0"]),
+        (["probe.penalty=1,0"], ["probe.penalty is 0", "greater than 0"]),
         (["probe.penalty=1,1"], ["none twice"]),
+        (["probe.penalty=1e+30"], ["probe.penalty is", "less than or equal to 1000000"]),
+        (["probe.inner_folds=5"], ["probe.inner_folds is 5", "probe.folds is 5", "at most 4"]),
+        (["probe.folds=3", "probe.inner_folds=3"], ["inner_folds is 3", "at most 2"]),
+        (["lens=true"], ["lens is True", "give keys and values"]),
+        (["table.columns="], ["table.columns is empty", "give a list"]),
+        (["probe.target=gold,1"], ["probe.target is 1"]),
         (["probe.penalty=[]"], ["probe.penalty is []", "at least one"]),
         (["probe.member=svm"], ["probe.member is 'svm'", "'logistic', 'ridge' or 'mean_difference'"]),
         (["probe.target=mood"], ["'mood'", "'gold', 'answer', 'correct' or 'presentation'"]),
@@ -84,14 +94,33 @@ def test_units_are_checked_once_the_items_are_there() -> None:
     for name in ("n", "template"):
         one, several = (checked(f"probe.held_out={name}", f"probe.penalty={value}") for value in ("0.1", "0.1,1"))
         probe_options.check_units(one, two, rows(4, 2, ORDERED))
-        with pytest.raises(UsageError, match=r"there are two .* none is left to choose a penalty"):
+        with pytest.raises(UsageError, match=r"makes 2 folds .* none is left to choose a penalty"):
             probe_options.check_units(several, two, rows(4, 2, ORDERED))
     probe_options.check_units(checked("probe.held_out=n"), {f"n={n}": {"n": n} for n in range(3)}, rows(4, 3, ORDERED))
+    # Where the other values hold the same instances, nothing is left to train on.
+    shared = rows(4, 2, ORDERED).assign(key=[str(number % 16) for number in range(32)])
+    with pytest.raises(
+        UsageError, match=r"nothing is left to train on: .* then give the run to `probe fit --held-out n`"
+    ):
+        probe_options.check_units(checked("probe.held_out=n", "probe.penalty=1"), two, shared)
     template = checked("probe.held_out=template", "probe.penalty=1")
     with pytest.raises(UsageError, match="all prompts of derived have one gold answer"):
         probe_options.check_units(template, two, rows(4, 2, ("derived-yes", "severed-no")))
     with pytest.raises(UsageError, match="have one value, forward: leave it out"):
         probe_options.check_units(template, two, rows(4, 2, ("forward-yes", "forward-no")))
+
+
+def test_what_only_the_items_show_is_refused_before_a_file_is_written(tmp_path: Path) -> None:
+    for pairs in (["probe.held_out=template"], ["relation=front_behind,above_below", "probe.held_out=relation"]):
+        config = load(None, ["n=4", "names=census", *pairs], {"model": "none", "limit": 12})
+        with pytest.raises(UsageError, match=r"none is left to choose a penalty|nothing is left to train on"):
+            run(config, tmp_path / "run", config_text="", reporter=Reporter(quiet=True))
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_empty_name_is_no_configuration() -> None:
+    with pytest.raises(UsageError, match="the configuration's name is empty"):
+        load("", [], {})
 
 
 def test_folds_of_few_instances_are_stratified_by_what_can_be() -> None:

@@ -17,11 +17,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from statsmodels.stats.proportion import proportion_confint
 
 from activations.store import ActivationStore
-from experiments import fitting, probe_tables
+from experiments import fitting, probe_tables, results
 from experiments.config import Config, load, settings
-from experiments.inside import decomposition_table
+from experiments.inside import component_table, decomposition_table
 from experiments.pipeline import run as run_study
 from experiments.progress import Reporter
 from probes.linear import Reading, fit_probes
@@ -164,8 +165,8 @@ def test_another_target_has_labels_of_its_own(run: Run) -> None:
         ]
         assert (one["ones"], one["zeros"]) == (right.sum(), (~right).sum())
         assert (one["reason"] == "") == np.isfinite(one["auroc"])
-    results = json.loads((run.path / "results.json").read_text())
-    assert set(results["arms"]["base"]["probes"]["targets"]["correct"]) == {"original", "equivalent"}
+    made = json.loads((run.path / "results.json").read_text())
+    assert set(made["arms"]["base"]["probes"]["targets"]["correct"]) == {"original", "equivalent"}
     change = run.table("probe_change", target="correct")
     assert change["difference"].isna().all() and (change["reason"] != "").all()
     assert change["reason"].str.contains("the arms differ in correct").any()
@@ -258,3 +259,84 @@ def test_an_instance_under_two_settings_counts_once(run: Run) -> None:
     pd.testing.assert_frame_equal(once, pooled.drop(columns="method").reset_index(drop=True))
     assert pooled["method"].str.endswith("mean of each instance's rows").all()
     assert not both.loc[both["setting"] == "again", "method"].str.contains("instance").any()
+
+
+def doubled(table: pd.DataFrame) -> pd.DataFrame:
+    """Every row again under another setting: no new instance."""
+    return pd.concat([table, table.assign(setting=table["setting"] + ", again")], ignore_index=True)
+
+
+def test_no_interval_of_results_narrows_when_rows_repeat(run: Run) -> None:
+    """An instance under two relations is one piece of evidence in every number that has an interval."""
+    labels = ("yes", "no")
+    readout, behaviour = (
+        {arm: run.table(name, arm=arm) for arm in ("base", "grpo")} for name in ("readout", "behaviour")
+    )
+    tables = {name: run.table(name, arm="grpo") for name in ("patch", "heads", "ablate", "attribution")}
+    once = {
+        "compare": results.compare(behaviour, readout, "grpo", labels, run.config)["readout_original"],
+        "patching": results.patching(tables["patch"], run.config),
+        "ablation": results.ablation(tables["heads"], tables["ablate"], readout["grpo"], labels, run.config),
+        "link": results.link(tables["attribution"]),
+        "said": results.behaviour(behaviour["grpo"], readout["grpo"], run.config)["text_equals_readout"],
+    }
+    many = {name: doubled(table) for name, table in tables.items()}
+    read, said = ({arm: doubled(table) for arm, table in of.items()} for of in (readout, behaviour))
+    twice = {
+        "compare": results.compare(said, read, "grpo", labels, run.config)["readout_original"],
+        "patching": results.patching(many["patch"], run.config),
+        "ablation": results.ablation(many["heads"], many["ablate"], read["grpo"], labels, run.config),
+        "link": results.link(many["attribution"]),
+        "said": results.behaviour(said["grpo"], read["grpo"], run.config)["text_equals_readout"],
+    }
+    assert len(ends(once)) > 100
+    assert ends(twice) == pytest.approx(ends(once), nan_ok=True)
+    n = {name: one["link"][0]["n"] for name, one in (("once", once), ("twice", twice))}
+    assert n["twice"] == 2 * n["once"], "shares still count rows"
+
+
+def ends(value: Any, path: str = "") -> dict[str, float]:
+    """Every end of an interval in a tree of results, by its path."""
+    value = results.plain(value)
+    if isinstance(value, dict):
+        return {k: v for name, one in value.items() for k, v in ends(one, f"{path}/{name}").items()}
+    if isinstance(value, list):
+        return {k: v for at, one in enumerate(value) for k, v in ends(one, f"{path}/{at}").items()}
+    last = [part for part in path.split("/") if not part.isdigit()][-1:]
+    return {path: np.nan if value is None else value} if last and last[0].endswith(("low", "high")) else {}
+
+
+def test_no_interval_of_a_component_or_lens_narrows_when_rows_repeat(run: Run) -> None:
+    parts = {arm: run.table("contributions", arm=arm).drop(columns="arm") for arm in ("base", "grpo")}
+    params = {one.label: one.params for one in settings(run.config, family("ordering"))}
+    once = component_table(parts, ("yes", "no"), params, run.config)
+    twice = component_table({arm: doubled(part) for arm, part in parts.items()}, ("yes", "no"), params, run.config)
+    assert twice["method"].str.endswith("mean of each instance's rows").all()
+    pd.testing.assert_frame_equal(once.drop(columns="method"), twice.drop(columns="method"))
+    lens, split = run.table("lens", layer=3), run.table("decomposition", setting="all")
+    assert list(lens["n"]) == list(split["n"])
+    for name in ("delta", "delta_low", "signal", "signal_high"):
+        assert lens[name].to_numpy() == pytest.approx(split[name].to_numpy(), abs=1e-4)
+
+
+def test_shares_of_the_link_are_as_wide_as_their_instances(run: Run) -> None:
+    found = json.loads((run.path / "results.json").read_text())["arms"]["base"]["link"]
+    table = run.table("attribution", arm="base")
+    for row in found:
+        part = table[(table["outcome"] == row["outcome"]) & (table["correct"] == (row["answered"] == "right"))]
+        asked = part[part["decodable"].notna()]
+        one, instances = row["decodable"], asked["key"].nunique()
+        assert (one["n"], one["count"]) == (len(asked), asked["decodable"].sum())
+        if len(asked):
+            low, high = proportion_confint(one["value"] * instances, instances, method="wilson")
+            assert (one["low"], one["high"]) == pytest.approx((low, high), abs=1e-9)
+        assert row["signal"]["lower_quartile"] <= row["signal"]["upper_quartile"] and "low" not in row["signal"]
+    both = next(row for row in found if row["outcome"] == "R")
+    assert "over" in both["decodable"]["method"], "both presentations of a pair are in"
+
+
+def test_the_change_at_the_best_layer_has_the_p_of_all_layers(run: Run) -> None:
+    change = run.table("probe_change", target="gold", presentation="original", trained="all")
+    found = json.loads((run.path / "results.json").read_text())["arms"]["grpo"]["probes"]["original"]["change"]
+    assert change["p_max"].nunique(dropna=False) == 1
+    assert found["p_max"] == pytest.approx(change["p_max"].iloc[0]) and found["p_max"] >= 1 / 101

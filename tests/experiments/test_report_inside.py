@@ -14,9 +14,11 @@ from experiments.curves import main_rows
 from experiments.items import PAIR
 from experiments.link import LABELS
 from experiments.report.findings import findings
+from experiments.report.findings_wrong import comes_back, wrong_answers
 from experiments.report.page import page
-from experiments.report.source import read
+from experiments.report.source import Source, read
 from experiments.rundir import RunDirectory
+from experiments.summary import show
 from tests.experiments.made_run import Made, edits_without_a_model, make_run  # noqa: F401
 
 
@@ -129,6 +131,84 @@ def test_a_baseline_that_reads_as_much_as_the_probe_is_pointed_out(run: RunDirec
         "A probe that does not look into the model reads the gold answer at AUROC 0.97 [0.90, 0.99] on original prompts "
         "(bag of tokens): base's probes may read the surface."
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "base", "found"),
+    [(0.9, 0.8, 0.7, True), (0.42, 0.22, 0.44, False), (1.0, 0.76, 1.0, True), (1.0, 0.21, 0.75, False),
+     (0.9, 0.7, 0.75, False), (float("nan"), float("nan"), 0.0, False)],
+)  # fmt: skip
+def test_a_label_comes_back_only_beyond_how_common_it_is(value: float, low: float, base: float, found: bool) -> None:
+    assert comes_back({"value": value, "low": low, "base": base}) is found
+    assert not comes_back(None)
+
+
+def told(source: Source, *, again: float, low: float, coin: float = 0.01) -> str:
+    """The sentence on the base's wrong answers where 27 of 30 on equivalent prompts are overridden, and none elsewhere."""
+    shares = pd.DataFrame([
+        {"arm": "base", "stratum": "presentation", "of": kind, "label": "overridden", "value": count / 30,
+         "low": count / 40, "high": 1.0, "coin": coin, "count": count, "n": 30}
+        for kind, count in (("original", 0), ("equivalent", 27))
+    ])  # fmt: skip
+    halves = pd.DataFrame([
+        {"arm": "base", "presentation": "equivalent", "check": "half", "label": "overridden", "value": again, "low": low,
+         "high": 0.66, "base": 0.44, "n": 16}
+    ])  # fmt: skip
+    tables = {**source.tables, "attribution_shares": shares, "attribution_calibration": halves}
+    next(row for row in source.results["arms"]["base"]["link"] if row["kinds"])["kinds"]["overridden"]["count"] = 27
+    found = wrong_answers(replace(source, tables=tables), "base")
+    assert found is not None
+    return found.text
+
+
+def test_a_label_is_stated_only_where_other_probes_give_it_again(run: RunDirectory) -> None:
+    source = read(run)
+    assert "were overridden (readable at the last layer" in told(source, again=0.9, low=0.6)
+    doubted = told(source, again=0.42, low=0.22)
+    assert "were overridden" not in doubted and "the default decided" not in doubted
+    assert (
+        "On equivalent prompts the run’s own probes call 27 of 30 overridden, but probes of another half of the problems "
+        "do not confirm which: they give it again to 42% [22, 66] of 16, and to 44% of all."
+    ) in doubted
+    assert "tossed verdicts" in told(source, again=0.9, low=0.6, coin=0.8)
+
+
+def test_few_wrong_answers_are_said_to_be_too_few(run: RunDirectory) -> None:
+    source = read(run)
+    for arm, text in (("base", "14 wrong answers are"), ("grpo", "1 wrong answer is")):
+        kinds = [row["kinds"] for row in source.results["arms"][arm]["link"] if row["kinds"] is not None]
+        assert sum(one["count"] for row in kinds for one in row.values()) == int(text.split()[0])
+        found = wrong_answers(source, arm)
+        assert found is not None and found.text == f"{text} too few to share out among the labels."
+
+
+def test_the_link_table_says_where_repair_is_not_above_its_controls(run: RunDirectory) -> None:
+    source = read(run)
+    for arm in source.results["arms"].values():
+        for row in arm["link"]:
+            row["repaired"] = None
+    assert "Repair is not above its controls" not in page(source)
+    row = next(row for row in source.results["arms"]["base"]["link"] if row["answered"] == "wrong")
+    share = {"n": 11, "high": 0.9, "method": "Wilson 95%", "reason": ""}
+    row["repaired"] = {
+        donor: {**share, "value": count / 11, "low": 0.05, "count": count}
+        for donor, count in (("matched", 2), ("unrelated", 8), ("random", 7))
+    }
+    assert "2/11 (unrelated 8/11, random 7/11)." in page(source)
+
+
+def test_the_terminal_tells_labels_columns_and_the_next_command(run: RunDirectory, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    results = run.read_json("results.json")
+    show(results, run.path)
+    shown = capsys.readouterr().out
+    assert f"probe explain {run.path}" in shown and "readable: a held-out probe" in shown
+    for arm, found in results["arms"].items():
+        for label, one in found["attribution"]["shares"].items():
+            if one["count"]:
+                beside = f"; not above its coin, {one['coin']:.0%}" if one["low"] <= one["coin"] else ""
+                assert f"{label} {one['value']:.0%} [{one['low']:.0%}, {one['high']:.0%}]{beside}" in shown
+                assert f"{arm}, {one['n']} wrong readouts: " in shown
 
 
 def test_the_main_rows_are_one_curve_a_presentation(run: RunDirectory) -> None:

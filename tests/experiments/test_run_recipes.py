@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from experiments import recipes, run_table
 from experiments.config import Config, RunTable, load, settings
@@ -89,7 +91,8 @@ def test_a_file_may_say_its_command(tmp_path: Path) -> None:
 def test_the_list_names_the_command() -> None:
     words = [sys.executable, "-c", "from experiments.cli import main; main()", "recipes"]
     text = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    lines = {line.split()[1]: line.split()[0] for line in text.splitlines()}
+    # A line that begins with a space goes on from the one above, where the terminal is narrow.
+    lines = {line.split()[1]: line.split()[0] for line in text.splitlines() if not line.startswith(" ")}
     assert lines["table-11"] == "run" and lines["table-12"] == "eval" and len(lines) == len(recipes.names())
     found = json.loads(subprocess.run([*words, "--json"], capture_output=True, text=True, check=True, cwd=ROOT).stdout)
     assert found["figure-5"]["command"] == "run" and found["figure-5"]["asks"].endswith("?")
@@ -115,3 +118,29 @@ def test_the_table_is_printed_with_a_line_for_each_presentation() -> None:
     assert cells[6] == ["+0.50 [+0.40, +0.60]", "+0.50"]
     assert cells[8] == ["0.50 [0.40, 0.60]"] * 2
     assert cells[9] == ["7 [6, 9]", "– [8, –]; never in 25%"]
+
+
+def test_a_table_is_folded_to_the_terminal_and_loses_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    row: dict[str, object] = {"relation": "front_behind", "arm": "base", "pairs": 200}
+    columns = ("accuracy", "yes_rate", "delta", "signal", "auroc")
+    for kind in ("original", "equivalent"):
+        for place, column in enumerate(columns):
+            ends = {"": 0.5, "_low": 0.3 + place / 100, "_high": 0.6 + place / 100}
+            row |= {f"{column}_{kind}{end}": value for end, value in ends.items()}
+    spec = RunTable(title="Made up", rows=("relation",), columns=columns)
+
+    def printed(width: int) -> str:
+        monkeypatch.setenv("COLUMNS", str(width))
+        text = io.StringIO()
+        Console(file=text, width=width).print(run_table.show(pd.DataFrame([row]), spec, arms=1))
+        return text.getvalue()
+
+    whole = printed(200)
+    assert "50% [30, 60]" in whole
+    for width in (80, 120):
+        text = printed(width)
+        assert all(len(line) <= width for line in text.splitlines())
+        assert "50% [30, 60]" not in text and "…" not in text
+        assert text.count("Made up") == 1
+        for number in ("[30, 60]", "[31, 61]", "[+0.32, +0.62]", "[+0.33, +0.63]", "[0.34, 0.64]", "AUROC"):
+            assert number in text

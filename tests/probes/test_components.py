@@ -87,10 +87,33 @@ def test_rows_that_are_no_numbers_and_cells_that_are_empty():
     table = decompose_components(values, NAMES, cells, gold, resamples=20, seed=0)
     assert {part.n for part in (*table.parts, table.whole)} == {122}
     assert sum(part.signal for part in table.parts) == pytest.approx(table.whole.signal, abs=1e-12)
-    values[1, cells == "backward/no"] = np.inf
+    values[1, cells == "backward/no"] = np.nan
     table = decompose_components(values, NAMES, cells, gold, resamples=20, seed=0)
     assert all(math.isnan(part.signal) and "backward/no" in part.reason for part in (*table.parts, table.whole))
     assert sorted(table.ranking()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("change", [np.inf, -np.inf])
+def test_an_infinite_part_is_refused_and_not_left_out(change):
+    values, cells, gold = study()
+    values[2, 7] = change
+    message = r"values holds 1 infinite values, first in component 'L0H1', row 7; they must be finite, or NaN"
+    with pytest.raises(ProbeError, match=message):
+        decompose_components(values, NAMES, cells, gold, resamples=20, seed=0)
+    with pytest.raises(ProbeError, match=message):
+        component_change(values, np.zeros_like(values), NAMES, cells, gold, resamples=20, seed=0)
+    with pytest.raises(ProbeError, match=message):
+        against_gold(values, NAMES, np.where(gold == 1, 1, -1))
+
+
+def test_parts_too_large_for_an_interval_are_one_line():
+    values, cells, gold = study()
+    with pytest.raises(ProbeError, match=r"readout holds .*e\+30. in size, whose variance overflows float64") as caught:
+        decompose_components(values * 1e300, NAMES, cells, gold, resamples=20, seed=0)
+    assert "\n" not in str(caught.value)
+    plain, large = (decompose_components(values * one, NAMES, cells, gold, resamples=20, seed=0) for one in (1, 1e68))
+    for one, other in zip(plain.parts, large.parts, strict=True):
+        assert (other.signal_low, other.delta_high) == pytest.approx((one.signal_low * 1e68, one.delta_high * 1e68))
 
 
 def test_what_spoke_against_the_gold_answer():

@@ -266,6 +266,16 @@ def test_missing_readouts_do_not_count():
     assert paired_difference(readout, np.zeros(200), cells, gold, seed=0).n == 195
 
 
+def test_a_change_that_infinity_hides_is_refused():
+    """inf - inf is NaN, which would leave the row out without a word."""
+    readout, cells, gold = study()
+    both = np.where(np.arange(200) == 3, np.inf, readout)
+    with pytest.raises(ProbeError, match="before and after are infinite in the same place"):
+        paired_difference(both, both, cells, gold, seed=0)
+    with pytest.raises(ProbeError, match="readout holds inf in size"):
+        paired_difference(both, readout, cells, gold, seed=0)
+
+
 READOUT, CELLS, GOLD = study()
 
 
@@ -281,6 +291,8 @@ READOUT, CELLS, GOLD = study()
         ({"declared": DESIGN | {"forward/no": 1}}, "cell 'forward/no' has gold 0 and is declared gold 1"),
         ({"resamples": 0}, "resamples is 0"),
         ({"level": 95}, "level 95"),
+        ({"readout": np.where(np.arange(200) == 3, -np.inf, READOUT)}, "readout holds inf in size.*or NaN for a row"),
+        ({"readout": READOUT * 1e100}, r"readout holds .*e\+100 in size, whose variance overflows float64"),
     ],
 )
 def test_bad_input_is_one_line(changes, message):

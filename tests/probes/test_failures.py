@@ -79,7 +79,9 @@ def test_signal_and_default_are_counted_toward_gold() -> None:
 def test_a_margin_that_chance_gives_as_well_is_open_and_leaves_the_row_mixed() -> None:
     """Of forty failed rows ten are right by far; the rest lie around 0, five on each side at every size."""
     sizes = np.concatenate([np.full(10, 9.0), np.repeat([1.0, 2.0, 3.0], 5), -np.repeat([1.0, 2.0, 3.0], 5)])
-    found = right_rows(np.stack([sizes, -sizes, sizes]), np.array([True, True, False]), np.ones(40, bool))
+    found = right_rows(
+        np.stack([sizes, -sizes, sizes]), np.array([True, True, False]), np.ones(40, bool), np.arange(40)
+    )
     assert found[0].sum() == 10 and found[0, :10].all()
     assert not found[1:].any()  # turned around nothing is beyond chance; the last layer is not decodable
     labels = assign(
@@ -102,7 +104,7 @@ def test_of_the_rows_called_right_at_most_a_fifth_is_luck(known) -> None:
     rng = np.random.default_rng(int(10 * known))
     knows = rng.random((2000, 60)) < known
     toward = rng.standard_normal((2000, 60)) + 2.5 * knows
-    right = right_rows(toward, np.ones(2000, bool), np.ones(60, bool))
+    right = right_rows(toward, np.ones(2000, bool), np.ones(60, bool), np.arange(60))
     false = (right & ~knows).sum(axis=1) / np.maximum(right.sum(axis=1), 1)
     assert false.mean() <= 0.2 + 3 * false.std() / 2000**0.5
     if known == 0.7:
@@ -115,8 +117,8 @@ def test_the_level_is_that_of_the_failed_rows() -> None:
     """Rows without a failure are mostly right, and would lend the others their good name."""
     margins = np.concatenate([np.full(100, 1.0), [1.0, -1.0] * 5])[None]
     failed = np.arange(110) >= 100
-    assert not right_rows(margins, np.array([True]), failed).any()
-    assert right_rows(margins, np.array([True]), np.ones(110, bool)).sum() == 105
+    assert not right_rows(margins, np.array([True]), failed, np.arange(110)).any()
+    assert right_rows(margins, np.array([True]), np.ones(110, bool), np.arange(110)).sum() == 105
 
 
 def level_by_hand(toward):

@@ -195,7 +195,7 @@ GROUPS = np.arange(80)
         ({"groups": GROUPS[:-1]}, "groups has 79 rows and features has 80"),
         ({"groups": np.zeros(80)}, r"1 groups in 80 rows; 5 folds need at least 5 groups"),
         ({"folds": 1}, "folds is 1; cross-validation needs at least 2"),
-        ({"penalty": 0.0}, r"penalty \(C\) is 0.0; it must be above 0"),
+        ({"penalty": 0.0}, r"penalty \(C\) is 0; it must be above 0"),
         ({"shuffles": -1}, "shuffles is -1; it must be 0 or more"),
         ({"features": np.where(np.arange(80)[:, None] == 7, np.inf, ACTS)}, "30 values .* at layer 0, first in row 7"),
         (
@@ -204,7 +204,7 @@ GROUPS = np.arange(80)
         ),
         ({"member": "forest"}, "member is 'forest'; allowed: logistic, ridge, mean_difference"),
         ({"member": "mean_difference", "penalty": 0.1}, "penalty is 0.1 .*mean_difference has no penalty"),
-        ({"penalty": [0.1, -1.0]}, r"penalty \(C\) is -1.0; it must be above 0"),
+        ({"penalty": [0.1, -1.0]}, r"penalty \(C\) is -1; it must be above 0"),
         ({"penalty": []}, r"penalty has shape \(0,\)"),
         ({"inner_folds": 3}, r"inner_folds is 3 with one penalty \(1\)"),
         ({"penalty": [0.1, 1.0], "folds": 2}, "2 folds leave 1 for the inner folds"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
@@ -141,3 +143,11 @@ def test_constant_features_leave_the_intercept_alone(penalty):
     np.testing.assert_allclose(fit.weights, 0.0, atol=1e-12)
     share = labels.mean(axis=0)
     np.testing.assert_allclose(fit.intercept, np.log(share / (1 - share)), atol=1e-9)
+
+
+def test_a_penalty_beyond_float32_is_refused_and_nothing_else_is_said():
+    x, labels = study(40, 8, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ConvergenceError, match="use a smaller penalty"):
+            fit_logistic(x, labels, penalty=1e300)

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from probes import resampling
 from probes.controls import auroc_interval, contrast, first_layer_interval
 from probes.errors import ProbeError
-from probes.heldout import row_variance, study
+from probes.heldout import row_variance, study, variance
 from probes.linear import fit_probes
 from probes.resampling import draw_instances, resampled_auroc, weighted_auroc
 
@@ -163,6 +163,47 @@ def test_a_threshold_that_is_never_reached_is_none_with_a_reason():
     near = first_layer_interval(built([0.0, 1.9], rows=60), threshold=0.9, seed=0)
     assert 0 < near.never_share < 1
     assert near.high is None
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+def test_all_rows_ranked_right_is_no_proof_of_a_layer(layers):
+    """At an AUROC of exactly 1 no draw changes anything, and twelve rows say little all the same."""
+    result = built([50.0] * layers, rows=12, folds=3)
+    found = first_layer_interval(result, threshold=0.9, seed=0)
+    assert auroc_interval(result).low[0] < 0.9
+    assert (found.layer, found.low, found.high) == (0, 0, None)
+    assert 0.025 < found.never_share < 0.5
+    # As sure as the score test of that layer at the threshold.
+    error = np.sqrt(variance(study(result), np.full(layers, 0.9), None))[0]
+    assert found.never_share == pytest.approx(norm.cdf(-0.1 / error), abs=0.03)
+    many = built([50.0] * layers, rows=400)
+    assert auroc_interval(many).low[0] > 0.9
+    assert first_layer_interval(many, threshold=0.9, seed=0).high == 0
+
+
+@pytest.mark.parametrize("rows", [12, 24, 60])
+@pytest.mark.parametrize("layers", [1, 6])
+def test_no_layer_is_ruled_out_wrongly_in_few_studies(rows, layers):
+    """Layers with a true AUROC of 0.87, independent ones: some of six looks good by luck. The threshold is 0.9."""
+    strength = norm.ppf(0.87) * np.sqrt(2)
+    wrong = [
+        first_layer_interval(built([strength] * layers, rows=rows, folds=3, seed=seed), resamples=200, seed=seed).high
+        is not None
+        for seed in range(100)
+    ]
+    assert np.mean(wrong) <= 0.05
+
+
+def test_some_layers_of_a_model_go_by_their_numbers():
+    profile = [0.0, 0.3, 0.6, 2.5, 3.0]
+    plain = first_layer_interval(built(profile, rows=200), threshold=0.9, seed=0)
+    named = first_layer_interval(built(profile, rows=200), threshold=0.9, layers=[2, 4, 6, 8, 10], seed=0)
+    assert (named.layer, named.low, named.high) == (8, 2 + 2 * plain.low, 2 + 2 * plain.high)
+    never = first_layer_interval(built([0.0, 0.5], rows=200), threshold=0.95, layers=[3, 7], seed=0)
+    assert never.layer is None and "the best is layer 7 with" in never.reason
+    for wrong in ([1], [2, 1], [1, 1]):
+        with pytest.raises(ProbeError, match="needed an ascending number for each of the result's 2 layers"):
+            first_layer_interval(built([0.0, 0.5], rows=200), layers=wrong, seed=0)
 
 
 def test_layers_move_together():

@@ -175,3 +175,31 @@ def test_bad_readings_are_one_line(reading, message):
     with pytest.raises(ProbeError, match=message) as caught:
         fit_probes(ACTS, LABELS, np.arange(80), readings={"x": reading}, seed=0)
     assert "\n" not in str(caught.value)
+
+
+def test_one_scored_fold_of_several_is_no_mean_and_folds_without_rows_are_not_excluded():
+    acts, labels = activations([2.0])
+    groups = np.arange(ROWS)
+    assigned = groups // 2 % 4
+    one = np.flatnonzero((assigned == 0) | ((assigned == 1) & (labels == 1)))
+    two = np.flatnonzero((assigned <= 1) | ((assigned == 2) & (labels == 1)))
+    whole = np.flatnonzero(assigned == 0)
+    readings = {
+        name: Reading(acts[:, rows], labels[rows], groups[rows])
+        for name, rows in (("one", one), ("two", two), ("whole", whole))
+    }
+    read = fit_probes(acts, labels, groups, assigned=assigned, readings=readings, shuffles=19, seed=0).readings
+    assert np.isnan(read["one"].auroc).all() and np.isnan(read["one"].p_max)
+    assert read["one"].reason == "1 of 2 folds with rows holds both classes (30 rows); at least 2 are needed"
+    assert not read["one"].above_null.any()
+    assert read["two"].auroc[0] > 0.9 and (read["two"].excluded_folds, read["two"].reason) == (1, "")
+    # All rows in one fold, as those of a held-out unit: nothing is left out.
+    assert read["whole"].auroc[0] > 0.9 and read["whole"].excluded_folds == 0
+
+
+def test_labels_that_cannot_be_exchanged_within_strata_give_p_1_and_leave_the_probes():
+    acts, labels = activations([2.0])
+    reading = Reading(acts, 1 - labels, np.arange(ROWS), strata=labels)
+    read = fit_probes(-acts, labels, np.arange(ROWS), readings={"x": reading}, shuffles=19, seed=0).readings["x"]
+    assert read.auroc[0] > 0.9
+    assert read.p_max == 1.0 and not read.above_null.any()

@@ -193,6 +193,38 @@ def test_the_gradient_is_that_of_the_formula(monkeypatch):
     np.testing.assert_allclose(slope.ravel(), approx_fprime(rows.astype(float).ravel(), formula, 1e-6), atol=1e-4)
 
 
+def masked(logits, tokens_off):
+    """The same with these tokens at -inf, as generation masks a vocabulary."""
+    off = torch.zeros(len(tokens_off), dtype=torch.bool) | torch.from_numpy(tokens_off)
+
+    def read(rows, tokens=None):
+        return logits(rows, tokens).masked_fill(off if tokens is None else off[tokens], -float("inf"))
+
+    return read
+
+
+def test_tokens_without_a_chance_add_nothing():
+    """A masked vocabulary gives the fit of the vocabulary without those tokens: numbers and gradients."""
+    kept = np.arange(40) % 4 != 0
+    rest = head(12, 40)
+
+    def without(rows, tokens=None):
+        assert tokens is None
+        return rest(rows, torch.from_numpy(np.flatnonzero(kept)))
+
+    at, rows = np.arange(20), RESID[0][:20]
+    one, other = (Judge(logits, RESID[3]) for logits in (masked(LOGITS, ~kept), without))
+    np.testing.assert_allclose(one.kl(rows, at), other.kl(rows, at), rtol=1e-5)
+    values = [Objective(judge, at, None).value_and_gradient(rows) for judge in (one, other)]
+    assert values[0][0] == pytest.approx(values[1][0], rel=1e-5) == Objective(one, at, None).value(rows)
+    np.testing.assert_allclose(values[0][1], values[1][1], atol=1e-6)
+    found, expected = (fit_tuned_lens(RESID, judge.logits, GROUPS, layers=[0], seed=0) for judge in (one, other))
+    np.testing.assert_allclose(found.kl_tuned, expected.kl_tuned, atol=1e-4)
+    # The constant keeps at most 0.1 of its chances for a uniform one, here on ten tokens more of forty.
+    assert found.kl_constant == pytest.approx(expected.kl_constant, abs=-np.log(1 - 0.1 / 4))
+    assert found.how[0].startswith("ridge")  # and not: nothing was better than the identity
+
+
 @dataclass
 class Read:
     logit: np.ndarray
@@ -285,6 +317,7 @@ def test_the_plan_is_one_line():
             {"resid": np.where(GROUPS == 3, np.nan, RESID.transpose(0, 2, 1)).transpose(0, 2, 1)},
             "not finite at layer 0",
         ),
+        ({"groups": np.where(GROUPS == 3, np.nan, GROUPS)}, r"groups holds 2 missing names \(NaN or None\)"),
         ({"layers": [4]}, r"layers are \[4\]; the residual stream has layers 0 to 3"),
         ({"held_out": 1.5}, "held_out is 1.5"),
         ({"rank": 0}, "rank 0"),
