@@ -98,7 +98,7 @@ def test_the_list_names_the_command() -> None:
     assert found["figure-5"]["command"] == "run" and found["figure-5"]["asks"].endswith("?")
 
 
-def test_the_table_is_printed_with_a_line_for_each_presentation() -> None:
+def test_the_table_is_printed_with_a_line_for_each_presentation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers with their intervals; a layer that is never reached is a dash, and says how often."""
     ends = {"": 0.5, "_low": 0.4, "_high": 0.6}
     row: dict[str, object] = {"relation": "front_behind", "arm": "base", "pairs": 200}
@@ -111,6 +111,7 @@ def test_the_table_is_printed_with_a_line_for_each_presentation() -> None:
             "first_layer_equivalent_never": 0.25}  # fmt: skip
     spec = RunTable(title="Made up", rows=("relation",),
                     columns=("accuracy", "yes_rate", "delta", "signal", "auroc", "first_layer"))  # fmt: skip
+    monkeypatch.delenv("COLUMNS", raising=False)  # as into a file, which has no width
     drawn = run_table.show(pd.DataFrame([row]), spec, arms=1)
     cells = [list(column.cells) for column in drawn.columns]
     assert [one[0] for one in cells[:4]] == ["front_behind", "base", "original", "200"]
