@@ -19,8 +19,8 @@ Mechanism.
 4. Damping. A step is halved until the objective no longer rises notably at its end, separately for each label set.
 5. Stopping. A label set is done, and leaves the batch, when a whole Newton step moved its weights by at most `tolerance`
    in Euclidean norm and its gradient fell as it should after such a step. The error that is left is a small part of that
-   step, since the step was solved to a twentieth and Newton's own error is the square: at the default no weight is off
-   by more than about 1e-5. If a label set does not get there, the whole fit is an error: a half-fitted probe looks like
+   step, since the step was solved to a tenth and Newton's own error is the square: at the default no weight is off
+   by more than about 2e-5. If a label set does not get there, the whole fit is an error: a half-fitted probe looks like
    a weak one.
 
 Constraints. The batch holds a few [row, label set] arrays. Float32 directions bound how large C may get: on standardised
@@ -42,7 +42,7 @@ from probes.logistic_spaces import FeatureSpace, RowSpace, Small, dot
 
 TOLERANCE = 1e-3
 # How far each Newton system is solved: the residual in its natural norm, relative to where it began.
-_LOOSEST, _TIGHTEST = 0.5, 0.05
+_LOOSEST, _TIGHTEST = 0.5, 0.1
 # A last step must have brought the squared gradient down to this part, or to this part of where it began.
 _FALL, _FLOOR = 0.1, 1e-12
 # A squared gradient that is rounding and nothing else: where features are constant, the start is the optimum.

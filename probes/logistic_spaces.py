@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
+from scipy.linalg import cholesky, solve_triangular
+from scipy.linalg.lapack import dpotrf, dpotri
 
 from probes.arrays import FloatArray
 
@@ -36,6 +37,17 @@ def dot(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the inner product of each pair of columns."""
     products: npt.NDArray[Any] = np.einsum("ij,ij->j", left, right)
     return products
+
+
+def _inverse(system: FloatArray) -> FloatArray:
+    """Return the inverse of a symmetric positive definite matrix, which is overwritten."""
+    factor, failed = dpotrf(system, lower=1, overwrite_a=1)
+    if failed:
+        raise np.linalg.LinAlgError(f"the matrix is not positive definite at row {failed}")
+    # The lower triangle is filled; what is above it stays what it was.
+    triangle = np.tril(dpotri(factor, lower=1, overwrite_c=1)[0])
+    inverse: FloatArray = triangle + np.tril(triangle, -1).T
+    return inverse
 
 
 class RowSpace:
@@ -52,8 +64,12 @@ class RowSpace:
         self.weight = weight
         system = weight * self._kernel
         system.flat[:: self.size + 1] += 1.0
-        factor = cho_factor(system, lower=True, overwrite_a=True, check_finite=False)
-        self._smooth = np.ascontiguousarray(cho_solve(factor, self._kernel, check_finite=False))
+        # With S = (weight K + 1)^-1 K, weight S = 1 - (weight K + 1)^-1: the inverse alone is a third of a solve.
+        inverse = _inverse(system)
+        inverse *= -1.0
+        inverse.flat[:: self.size + 1] += 1.0
+        inverse /= weight
+        self._smooth = inverse
         self._small = self._smooth.astype(np.float32)
         self._small.flat[:: self.size + 1] += np.float32(_LIFT / weight)
 
