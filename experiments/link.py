@@ -138,23 +138,20 @@ def attribution(
     behaviour: pd.DataFrame,
     readout: pd.DataFrame,
     probes: pd.DataFrame,
-    probe_rows: pd.DataFrame,
+    failures: pd.DataFrame,
     decomposition: pd.DataFrame,
     patch: pd.DataFrame,
     labels: Sequence[str],
     *,
     threshold: float,
-    failures: pd.DataFrame | None = None,
     components: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """One row a prompt of one arm.
 
     Args:
-        behaviour, readout, probes, probe_rows, decomposition, patch: the arm's tables.
+        behaviour, readout, probes, failures, decomposition, patch: the arm's tables.
         labels: the family's labels, the first is "yes".
         threshold: AUROC that counts as readable.
-        failures: as ``failure_rows`` makes it. Without it labels rest on the chosen
-            layer of the study's folds alone: nothing is lost or mixed, and share is missing.
         components: setting, key, presentation, component and contribution (logits toward "yes"), a row a prompt and
             component; without it, or where it is empty, against is missing.
 
@@ -173,8 +170,6 @@ def attribution(
     table["signal"] = (table["difference"].to_numpy() - delta) * sign
     table["default"] = delta * sign
     table["readout_correct"] = table["difference"].to_numpy() * sign > 0
-    if failures is None:
-        failures = _chosen_layer_alone(table, probes, probe_rows)
     table = table.merge(failures[[*ROW, *FAILURE_COLUMNS]], on=ROW)
     readout_right, correct = table["readout_correct"].to_numpy(), table["correct"].to_numpy(dtype=bool)
     kind = np.select([readout_right & correct, readout_right], ["right", "text"], table["cause"].to_numpy(dtype=object))
@@ -197,7 +192,7 @@ def shares_table(table: pd.DataFrame) -> pd.DataFrame:
 
     Strata: all prompts, each presentation, outcome, n and setting, and each outcome of each presentation. A row a
     stratum, value and label: value, low, high (Wilson, over instances), coin, count, n (wrong readouts), instances,
-    support (prompts of the stratum), method, reason. The coin is missing without ``failures``.
+    support (prompts of the stratum), method, reason.
     """
     import pandas as pd
 
@@ -300,27 +295,6 @@ def _of_rows(table: pd.DataFrame, decomposition: pd.DataFrame) -> pd.DataFrame:
         own = known.get((kind, setting))
         found.append(own if own is not None and np.isfinite(own["delta"]) else known[kind, "all"])
     return pd.DataFrame(found)
-
-
-def _chosen_layer_alone(table: pd.DataFrame, probes: pd.DataFrame, probe_rows: pd.DataFrame) -> pd.DataFrame:
-    """The columns of ``failures`` as far as a table of one verdict a row goes."""
-    import pandas as pd
-
-    found = table[[*ROW, "gold", "signal", "readout_correct"]].merge(
-        probe_rows[[*ROW, "layer", "margin", "decodable"]], on=ROW
-    )
-    beats = probes.groupby("presentation")["p_max"].first() <= ABOVE_CHANCE
-    found["decodable"] = found["decodable"].astype("boolean").mask(~found["presentation"].map(beats).astype(bool))
-    readable = found["decodable"].fillna(False).to_numpy(dtype=bool)
-    right = found["readout_correct"].to_numpy(dtype=bool)
-    cause = np.select([right, ~readable, found["signal"] > 0], ["right", "not_decodable", "overridden"], "reversed")
-    margin = np.abs(found["margin"].to_numpy(dtype=float))
-    empty: list[Any] = [None] * len(found)
-    return found.assign(
-        cause=pd.array(cause, dtype="string"), share=np.nan, tossed=empty, lost_at=NO_LAYER,
-        margin=np.where(readable, margin, -margin), last_margin=np.nan, margins=empty, readable=empty,
-        reads=True,
-    )  # fmt: skip
 
 
 def _against(components: pd.DataFrame | None, table: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:

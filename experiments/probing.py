@@ -108,12 +108,11 @@ def attribute(
         behaviour,
         arm_table(run, "readout", arm),
         main_rows(arm_table(run, "probes", arm)),
-        main_rows(arm_table(run, "probe_rows", arm)),
+        arm_table(run, "failures", arm),
         arm_table(run, "decomposition", arm),
         arm_table(run, "patch", arm),
         labels,
         threshold=config.probe.threshold,
-        failures=arm_table(run, "failures", arm),
         components=parts,
     )
 
