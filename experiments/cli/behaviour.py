@@ -24,6 +24,8 @@ from experiments.cli.app import (
     default_name,
     flag,
     integer,
+    place,
+    terminable,
     wrapped,
 )
 
@@ -42,7 +44,7 @@ def eval_command(
     split: Split = None,
     device: Device = None,
     dtype: Dtype = None,
-    out: Annotated[Path | None, flag("out", "Run directory; the same command resumes it.", "-o")] = None,
+    out: Annotated[str | None, flag("out", "Run directory; the same command resumes it.", "-o")] = None,
     json_: Json = False,
 ) -> None:
     """Ask a model and its adapters, score the answers and print a table; looks at behaviour only."""
@@ -58,8 +60,11 @@ def eval_command(
              "seed": seed, "split": split, "device": device, "dtype": dtype}  # fmt: skip
     loaded = load_eval(config, set_ or [], flags)
     study = Path(config).stem if config else f"eval-{loaded.family.rpartition(':')[2]}"
-    directory = out or Path("runs") / f"{study}-{default_name(loaded.model, loaded.adapter)}"
-    results = evaluate(loaded, directory, config_text=config_text(loaded), reporter=Reporter(quiet=json_))
+    directory = (
+        place("out", out) if out is not None else Path("runs") / f"{study}-{default_name(loaded.model, loaded.adapter)}"
+    )
+    with terminable():
+        results = evaluate(loaded, directory, config_text=config_text(loaded), reporter=Reporter(quiet=json_))
     if json_:
         sys.stdout.write(json.dumps(results, indent=1) + "\n")
     else:

@@ -23,6 +23,8 @@ from experiments.cli.app import (
     default_name,
     flag,
     libraries,
+    place,
+    terminable,
 )
 from experiments.errors import RunError
 
@@ -44,7 +46,7 @@ def run_command(
     split: Split = None,
     device: Device = None,
     dtype: Dtype = None,
-    out: Annotated[Path | None, flag("out", "Run directory; the same command resumes it.", "-o")] = None,
+    out: Annotated[str | None, flag("out", "Run directory; the same command resumes it.", "-o")] = None,
     json_: Json = False,
 ) -> None:
     """Ask, score, capture, probe, patch, ablate and report, for a model and its adapters on the same items."""
@@ -59,13 +61,11 @@ def run_command(
              "seed": seed, "split": split, "device": device, "dtype": dtype}  # fmt: skip
     loaded = load(config, set_ or [], flags)
     study = f"{Path(config).stem}-" if config else ""
-    directory = out or Path("runs") / f"{study}{default_name(loaded.model, loaded.adapter)}"
-    results = run(
-        loaded,
-        directory,
-        config_text=config_text(loaded),
-        reporter=Reporter(quiet=json_),
+    directory = (
+        place("out", out) if out is not None else Path("runs") / f"{study}{default_name(loaded.model, loaded.adapter)}"
     )
+    with terminable():
+        results = run(loaded, directory, config_text=config_text(loaded), reporter=Reporter(quiet=json_))
     if json_:
         sys.stdout.write(json.dumps(results, indent=1) + "\n")
     else:

@@ -167,7 +167,8 @@ def test_a_run_killed_in_every_stage_gives_the_results_of_an_uninterrupted_one(f
     assert not [path for path in out.rglob("*") if path.name.startswith(".writing")]
 
 
-def test_ctrl_c_leaves_a_run_that_resumes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_a_scheduler_leaves_a_run_that_resumes(tmp_path: Path, sent: signal.Signals) -> None:
     out = tmp_path / "interrupted"
     process = subprocess.Popen(
         [*PROBE, *SMALL, "--out", str(out)],
@@ -181,10 +182,16 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path: Path) -> None:
     )
     while process.poll() is None and _lines(out) == 0:
         time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, said = process.communicate()
     assert process.returncode == 130, said
     assert "the same command goes on" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", ["run", "eval"])
+def test_an_empty_out_is_not_the_current_directory(command: str) -> None:
+    result = probe(command, "--out", "")
+    assert result.returncode == 2 and "out is empty: give a path" in result.stderr
 
 
 def test_an_instance_under_two_settings_is_said_to_be_counted_twice(tmp_path: Path) -> None:
