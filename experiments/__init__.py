@@ -7,7 +7,8 @@
 ``pipeline``      the stages of ``probe run``, in order
 ``behaviour``     asks the model and scores its text
 ``inside``        captures activations; probes, logit lens, default and signal
-``causes``        patching and head ablation
+``patch_…``       patching: ``probe patch``, and the same stage within ``probe run``
+``ablat…``        ablation of heads: ``probe ablate``, and the same stages within ``probe run``
 ``link``          the table that ties each outcome to what was measured inside
 ``statistics``    paired statistics of answers
 ``results``       the headline numbers

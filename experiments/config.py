@@ -21,34 +21,19 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from experiments import recipes
+from experiments.ablate_options import AblateSettings
 from experiments.errors import UsageError
+from experiments.patch_options import PatchSettings
+from experiments.sections import Section
 from tasks.contracts import Family
 from tasks.parsing import PARSER_VERSION
 
 FORMAT = 1
 FOLDS, SPLITS = 5, 5
-
-
-class Section(BaseModel):
-    """Keys that belong together; an unknown one is refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_word_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """YAML reads `yes`, `on` and `true` as true, which would be taken for 1."""
-        field = cls.model_fields[str(info.field_name)]
-        section = isinstance(field.annotation, type) and issubclass(
-            field.annotation, Section
-        )  # has a message of its own
-        if isinstance(value, bool) and field.annotation is not bool and not section:
-            raise PydanticCustomError("word", "give a value that is not yes or no; quote it if it is text")
-        return value
 
 
 class ProbeSettings(Section):
@@ -124,20 +109,6 @@ class RunTable(Section):
         min_length=1,
         description="each for both presentations",
     )
-
-
-class PatchSettings(Section):
-    """Residual patching at the answer position."""
-
-    pairs: int = Field(40, ge=2, le=100_000, description="disagreeing pairs, and as many agreeing controls, at most")
-    check_cells: int = Field(20, ge=1, le=10_000, description="cells recomputed by plain forwards in every sweep")
-
-
-class AblateSettings(Section):
-    """Zero-ablation of attention heads at the answer position."""
-
-    heads: int = Field(3, ge=1, le=10_000, description="number of top-ranked heads to ablate together")
-    random_sets: int = Field(10, ge=1, le=1000, description="random head sets of the same number, as control")
 
 
 class Asking(Section):

@@ -43,14 +43,14 @@ LENS_BOUND = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-2}
 
 
 def plan(model: Model, config: Config) -> Plan:
-    """What a run captures: ``resid_post`` and ``z`` of all layers, the embedding, and what components are made from."""
+    """What a run captures: ``resid_post`` and ``z``, the embedding, what components are made from and what is patched."""
     from activations.capturing import Plan
     from activations.sites import named
 
     def covered(site: str) -> bool:
         return named(site)[0] in SITES
 
-    more = (site for site in component_sites(model)[0] if not covered(site))
+    more = (site for site in (*component_sites(model)[0], *config.patch.sites) if not covered(site))
     return Plan(sites=(*SITES, *more), dtype=config.store_dtype, batch_tokens=config.batch_tokens)
 
 

@@ -44,9 +44,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.causes import DONORS
 from experiments.errors import RunError
 from experiments.items import PAIR
+from experiments.patch_effects import residual
+from experiments.patch_options import DONORS as DONORS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -177,7 +178,7 @@ def attribution(
     table = table.drop(columns="cause")
     table = table.merge(_against(components, table, labels), on=ROW, how="left")
     table["patch_layer"] = table["presentation"].map(patch_layers(probes, threshold))
-    at = patch.merge(table[[*ROW, "patch_layer"]], left_on=[*ROW, "layer"], right_on=[*ROW, "patch_layer"])
+    at = residual(patch).merge(table[[*ROW, "patch_layer"]], left_on=[*ROW, "layer"], right_on=[*ROW, "patch_layer"])
     at = at.assign(fixed=at["patched"].to_numpy() * np.where(at["gold"] == labels[0], 1.0, -1.0) > 0)
     wide = at.pivot_table(index=ROW, columns="donor", values="fixed", aggfunc="first").reindex(columns=list(DONORS))
     table = table.merge(wide.add_prefix("repaired_").reset_index(), on=ROW, how="left")

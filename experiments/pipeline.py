@@ -10,8 +10,9 @@ inside         tables/lens, decomposition, contributions            none
 probes         tables/probes, probe_curves, probe_rows,             none; arms × curves × layers × folds × label sets
                probe_change, transfer                               fits
 components     tables/components                                    none
-patching       tables/patch                                         about 1 + 3·layers/tokens, on the chosen pairs
-heads          tables/heads, tables/ablate                          about 1 + heads/tokens; about 1
+patching       tables/patch, patch_effects                          about 1 + 3·layers/tokens, on the chosen pairs
+heads          tables/heads, head_effects, ablate, ablation,        about 1 + heads/tokens, on the chosen pairs;
+               ablation_above, ablation_notes                       about 1 + sets/tokens, on half of the pairs
 link           tables/attribution, table.csv, results.json,         none
                report.html
 =============  ===================================================  ============================================
@@ -29,32 +30,36 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments import behaviour, items, probe_options
+from experiments import ablate_halves, ablate_options, ablating, behaviour, items, probe_options
 from experiments.config import Config, Setting, resolved, settings
 from experiments.environment import load_model, remember
 from experiments.errors import RunError, UsageError
+from experiments.patch_options import check_for_run, check_model
 from experiments.probing import PROBE_TABLES, attribute, label_shares, probe, share_out
 from experiments.progress import Reporter
 from experiments.rundir import RunDirectory, opened
 from experiments.study import Study, arm_table, join, once
 
 if TYPE_CHECKING:
+    from experiments.intervention_stage import Arm
     from tasks.contracts import Family
 
-ARM_TABLES = ("readout", "lens", "decomposition", "contributions", "patch", "heads", "ablate", "attribution")
-TABLES = ("behaviour", *ARM_TABLES, *PROBE_TABLES, "components", "attribution_shares")
+ARM_TABLES = ("readout", "lens", "decomposition", "contributions", "patch", "attribution")
+TABLES = ("behaviour", *PROBE_TABLES, "components", "attribution_shares")
+EFFECTS = "patch_effects"  # follows from patch; nothing in results.json is made from it
 TUNED = "tuned_lens"  # a table of each arm, if the run asks for it
 SPARE_BYTES = 50 * 2**20  # tables, items and report of a run, beside its activations
 
 
 def arm_tables(config: Config) -> tuple[str, ...]:
     """Tables that are made for each arm and joined at the end."""
-    return (*ARM_TABLES, TUNED) if config.lens.tuned else ARM_TABLES
+    tuned = (TUNED,) if config.lens.tuned else ()
+    return (*ARM_TABLES, *ablating.arm_tables(ablate_options.of_run(config)), *tuned)
 
 
 def tables_of(config: Config) -> tuple[str, ...]:
     """All tables of a finished run."""
-    return (*TABLES, TUNED) if config.lens.tuned else TABLES
+    return (*TABLES, *arm_tables(config), EFFECTS)
 
 
 def run(config: Config, directory: Path, *, config_text: str, reporter: Reporter) -> dict[str, Any]:
@@ -85,6 +90,8 @@ def _run(
     items.make(run, config, family, grid)
     made = [item for _, setting_items in items.stored(run) for item in setting_items]
     asked = items.rows(made)
+    # What the items alone can refuse is refused before the model is loaded.
+    ablate_halves.halves(items.frame(asked), ablate_options.of_run(config), {one.label: one.params for one in grid})
     study = _open_study(run, config, family, grid, asked, reporter)
     for arm in study.arms:
         with study.model.use(None if arm == "base" else arm):
@@ -102,7 +109,12 @@ def _run(
             _find_causes(study, arm)
     for name in arm_tables(config):
         join(run, name, study.arms)
-    _clean(run, study.arms)
+    _clean(run, config, study.arms)
+    if not run.has_table(EFFECTS):
+        from experiments.patch_effects import effects_table
+
+        how: dict[str, Any] = {"seed": config.seed, "resamples": config.resamples}
+        run.write_table(EFFECTS, effects_table(run.table("patch"), None, study.params, config.patch, **how))
     if not run.has_table("attribution_shares"):
         run.write_table("attribution_shares", label_shares(run.table("attribution")))
     results = conclude(run, study.arms, study.answers.labels, study.params, config)
@@ -124,7 +136,7 @@ def conclude(
     from experiments import run_table
     from experiments.results import headline, plain
 
-    tables = {name: run.table(name) for name in tables_of(config)}
+    tables = {name: run.table(name) for name in tables_of(config) if name != EFFECTS}
     made = run_table.make(tables, params, config)
     run.write_text("table.csv", made.to_csv(index=False))
     results: dict[str, Any] = headline(tables, arms, labels, config)
@@ -143,11 +155,11 @@ def _open_study(
 ) -> Study:
     from activations.prompts import ids_hash
     from activations.readout import answer_tokens
-    from experiments.causes import check_heads
 
     assert family.answers is not None
     model = load_model(config, reporter)
-    check_heads(model, config)
+    ablate_options.check_model(ablate_options.of_run(config), model, section="ablate.")
+    check_model(config.patch, model)
     answers = answer_tokens(model, family.answers)
     prompts = model.encode([row.presentation.chat() for row in asked])
     arms = ("base", *model.adapter_names)
@@ -166,6 +178,8 @@ def _check(config: Config, grid: Sequence[Setting]) -> None:
 
     params = {setting.label: setting.params for setting in grid}
     probe_options.check(config.probe, params)
+    check_for_run(config.patch)
+    ablate_options.check_for_run(config.ablate)
     grouped(params, config.table.rows)
     least = config.limit * len(grid) // 2
     if config.probe.folds is not None and least < config.probe.folds:
@@ -266,12 +280,12 @@ def _look_inside(study: Study, arm: str) -> None:
 
 def _find_causes(study: Study, arm: str) -> None:
     from activations.store import ActivationStore
-    from experiments import causes
+    from experiments.intervention_stage import Arm
 
-    run, reporter = study.run, study.reporter
-    if all(run.has_table(name) for name in ARM_TABLES):
+    run, how = study.run, ablate_options.of_run(study.config)
+    if all(run.has_table(name) for name in arm_tables(study.config)):
         return
-    data = causes.Arm(
+    data = Arm(
         run=run,
         model=study.model,
         name=arm,
@@ -281,15 +295,9 @@ def _find_causes(study: Study, arm: str) -> None:
         answers=study.answers,
         config=study.config,
     )
-    count = causes.chunk_count
-    with reporter.stage(f"patch residuals {arm}", count(causes.patch_transfers(data))) as done:
-        if not run.has_table("patch"):
-            causes.patch_table(data, done)
-    with reporter.stage(f"patch heads {arm}", count(causes.head_transfers(data))) as done:
-        heads = arm_table(run, "heads", arm) if run.has_table("heads") else causes.head_table(data, done)
-    with reporter.stage(f"ablate heads {arm}", count(causes.ablate_transfers(data))) as done:
-        if not run.has_table("ablate"):
-            causes.ablate_table(data, heads, done)
+    _patch(study, data)
+    halves = ablate_halves.halves(items.frame(study.asked), how, study.params)
+    ablating.ablate_arm(data, how, halves, study.answers.labels, study.reporter, tested=False)
     once(
         run,
         "attribution",
@@ -298,8 +306,21 @@ def _find_causes(study: Study, arm: str) -> None:
     )
 
 
-def _clean(run: RunDirectory, arms: Sequence[str]) -> None:
+def _patch(study: Study, data: Arm) -> None:
+    """Residual patching of one arm, by the stage that `probe patch` runs."""
+    from experiments.patch_rows import Tokens
+    from experiments.patch_stage import patch_table, sweeps
+
+    run, patch = study.run, study.config.patch
+    tokens = Tokens(study.model, study.asked, study.prompts, patch.positions)
+    planned = sweeps(data, patch, patch.positions, tokens)
+    with study.reporter.stage(f"patch residuals {data.name}", len(planned.chunks)) as done:
+        if not run.has_table("patch"):
+            patch_table(data, patch, planned, tokens, done)
+
+
+def _clean(run: RunDirectory, config: Config, arms: Sequence[str]) -> None:
     """Remove the tables of single arms, now that each is part of a joined one."""
-    for name in (*ARM_TABLES, TUNED):
+    for name in arm_tables(config):
         for arm in arms:
             (run.tables / f"{name}-{arm}.parquet").unlink(missing_ok=True)

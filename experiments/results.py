@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.causes import DONORS, ranking
+from experiments.ablate_results import ablation
 from experiments.curves import probes
 from experiments.inside import DECOMPOSED, PAIR, design
 from experiments.instances import by_instance, share_at, share_of
+from experiments.intervention_stage import cost_of as cost
 from experiments.link import ABOVE_CHANCE, KINDS, OUTCOMES
+from experiments.patch_effects import residual
+from experiments.patch_options import DONORS
 from experiments.profiles import contrast, profile, reading
 from experiments.statistics import Share
 
@@ -45,7 +48,13 @@ def headline(tables: Mapping[str, pd.DataFrame], arms: Sequence[str], labels: Se
                 "lens": settled(of["lens"][arm]),
                 "components": components(of["components"][arm]),
                 "patching": patching(of["patch"][arm], config),
-                "ablation": ablation(of["heads"][arm], of["ablate"][arm], of["readout"][arm], labels, config),
+                "ablation": ablation(
+                    of["heads"][arm] if "heads" in of else None,
+                    of["ablate"][arm],
+                    of["readout"][arm],
+                    labels,
+                    config,
+                ),
                 "link": link(of["attribution"][arm]),
                 "attribution": labels_found(of["attribution_shares"][arm], of["attribution_calibration"][arm]),
             }
@@ -137,6 +146,7 @@ def patching(table: pd.DataFrame, config: Config) -> dict[str, Any]:
     """
     from patching.effects import mean_interval, share_flipped, signed_effect
 
+    table = residual(table)
     layers = sorted(int(layer) for layer in table["layer"].unique())
     found: dict[str, Any] = {"layers": layers, "curves": {}, "agreeing": agreeing(table), **cost(table)}
     for kind in PAIR:
@@ -190,64 +200,6 @@ def agreeing(table: pd.DataFrame) -> dict[str, Any]:
                 "method": f"share of recipients whose readout changes its sign, {shares[0].method}",
             }
     return found
-
-
-def cost(table: pd.DataFrame) -> dict[str, Any]:
-    """What a sweep ran on, what it cost, and how far its checked cells were from plain forwards."""
-    sweeps = table.drop_duplicates(["engine", "forward_passes", "checked", "check_max_abs"])
-    return {
-        "engine": sorted(set(sweeps["engine"])),
-        "forward_passes_per_item": float(sweeps["forward_passes"].mean()),
-        "cells_checked": int(sweeps["checked"].sum()),
-        "largest_difference": float(sweeps["check_max_abs"].max()),
-        "bound": float(sweeps["check_bound"].min()),
-    }
-
-
-def ablation(
-    heads: pd.DataFrame, table: pd.DataFrame, readout: pd.DataFrame, labels: Sequence[str], config: Config
-) -> dict[str, Any]:
-    """Readouts with the top heads and with random heads zeroed: δ, s, accuracy and invariance by set."""
-    from probes.decompose import decompose, paired_difference
-
-    ranked = ranking(heads, config)
-    how: Any = {"resamples": config.resamples, "declared": design(readout, labels), "seed": config.seed}
-    basis = "disagreeing pairs" if (heads["pair"] == "disagreeing").all() else "all pairs (too few disagree)"
-    sets: dict[str, Any] = {}
-    wide = table.pivot(index=["setting", "key", "presentation"], columns="ablated", values="difference")
-    about = table[table["ablated"] == "none"].set_index(["setting", "key", "presentation"]).loc[wide.index]
-    kinds, about = about.index.get_level_values("presentation").to_numpy(), about.reset_index()
-    gold = (about["gold"] == labels[0]).to_numpy()
-    for name in wide.columns:
-        values = wide[name].to_numpy()
-        one: dict[str, Any] = {"heads": table.loc[table["ablated"] == name, "heads"].iloc[0]}
-        answers = {}
-        for kind in PAIR:
-            at = kinds == kind
-            once = by_instance(np.stack([wide["none"].to_numpy()[at], values[at]]), about[at])
-            design_of = (once.table["cell"].to_numpy(), once.gold(labels[0]))
-            split = decompose(once.values[1], *design_of, **how)
-            one[kind] = {
-                **{field: getattr(split, field) for field in DECOMPOSED},
-                "accuracy": share_of((values[at] > 0) == gold[at], about["key"][at]),
-                "n": split.n,
-                "reason": split.reason,
-            }
-            answers[kind] = values[at] > 0
-            if name != "none":
-                change = paired_difference(once.values[0], once.values[1], *design_of, **how)
-                one[kind]["change"] = {field: getattr(change, field) for field in (*DECOMPOSED, "reason")}
-        same = answers["original"] == answers["equivalent"]
-        one["invariance"] = share_of(same, about["key"][kinds == PAIR[0]])
-        one["readout"] = "answers are signs of the readout, heads zeroed at the answer position"
-        sets[str(name)] = one
-    return {
-        "ranking": [dataclasses.asdict(one) for one in ranked],
-        "ranked_on": basis,
-        "sets": sets,
-        "heads": cost(heads),
-        "ablate": cost(table),
-    }
 
 
 def link(table: pd.DataFrame) -> list[dict[str, Any]]:

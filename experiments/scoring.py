@@ -70,6 +70,11 @@ def score(directory: Path, other: tuple[str, EvalConfig] | None = None) -> Score
                 f"{directory} was made with version {values['family_version']} of {values['family']}, this is version "
                 f"{family.version}: score it with the version that made it"
             )
+        if values["command"] not in ("run", "eval"):
+            raise RunError(
+                f"{directory} is a run of `probe {values['command']}`, which reads no answers: give one of `probe run` or "
+                "`probe eval`"
+            )
         if other is not None:
             _check_other(directory, values, other)
         old = run.table("behaviour")

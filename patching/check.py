@@ -25,6 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from activations.batching import batches
+from activations.structure import text_config
 from patching import forward
 from patching.controls import keyed_generator
 from patching.runs import UNPATCHED, Runs
@@ -90,12 +92,15 @@ def self_check(
     else:
         changed = _alone(runs, items, cell)
     try:
-        scores = evaluate(items, [UNPATCHED, cell])
+        # In batches that the sweep itself could make: where it pads nothing, padding is not held against an engine.
+        parts = batches([len(runs.recipients[item].ids) for item in items], batch_tokens)
+        scores = torch.cat([evaluate([items[row] for row in part], [UNPATCHED, cell]) for part in parts])
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
         return ledger, f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-    ledger.compare(scores, torch.stack([plain, plain, changed], dim=1))
+    order = [row for part in parts for row in part]
+    ledger.compare(scores, torch.stack([plain, plain, changed], dim=1)[order])
     return ledger, None
 
 
@@ -118,6 +123,17 @@ def recheck(
         reference = forward.run_pairs(runs, chosen, batch_tokens=batch_tokens, reference=True)
         ledger.compare(torch.stack([scores[row, column] for row, _, _, column in wanted]), reference)
         ledger.checked += len(wanted)
+
+
+def padding_advice(runs: Runs) -> str:
+    """Why plain forward passes may differ from plain forward passes, and what to do."""
+    config = text_config(runs.model.hf_model.config)
+    if runs.model.dtype == torch.float64 and getattr(config, "_attn_implementation", None) == "eager":
+        return (
+            "eager attention takes its softmax in float32, where the mask of a float64 model becomes minus infinity and "
+            "pads become NaN, so set batch_tokens=1 or load the model in float32"
+        )
+    return "padding is not exact for this model, or an edit drives it out of range; set batch_tokens=1 to see which"
 
 
 def _alone(runs: Runs, items: Sequence[int], cell: int) -> Tensor:

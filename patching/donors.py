@@ -53,7 +53,7 @@ def donor_from_store(
         model: the recipients' model. A store captured from other weights is then refused; another adapter is not.
     """
     if model is not None:
-        _refuse_other_model(store, model)
+        refuse_other_model(store, model)
     wanted = list(layers)
     if isinstance(rows, Mapping):
         return {
@@ -69,7 +69,8 @@ def donor_from_store(
     return {site: {layer: store[site, layer][index] for layer in wanted} for site in sites}
 
 
-def _refuse_other_model(store: ActivationStore, model: Model) -> None:
+def refuse_other_model(store: ActivationStore, model: Model) -> None:
+    """Refuse a store captured from other weights than the recipients run on; another adapter is not refused."""
     captured = store.manifest["content"].get("model", {}).get("weights")
     if captured != model.identity.get("weights"):
         raise PatchError(

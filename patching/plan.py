@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("branch", "prefix", "copies", "restart", "forward")
 DENSE_MASK = ("sdpa", "eager")
-LONG = 256
+LONG = 512
 """Prompts longer than this go to the prefix engine before the branch engine; the two take equally long near it."""
 SELF_CHECK_RUNS = 10
 """Forward passes of the self-check, about: three items, each plain, edited, and once through the engine."""

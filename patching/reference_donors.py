@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from patching.controls import keyed_generator
-from patching.donors import donor_from_store
+from patching.donors import donor_from_store, refuse_other_model
 from patching.edits import PatchError
 
 if TYPE_CHECKING:
+    from activations.model import Model
     from activations.store import ActivationStore
 
 
@@ -34,6 +35,7 @@ def mean_donor(
     sites: Sequence[str],
     layers: Iterable[int],
     name: str,
+    model: Model | None = None,
 ) -> dict[str, dict[int, np.ndarray]]:
     """For each item the mean over the reference rows of all folds but the item's: ``{site: {layer: [item, width]}}``.
 
@@ -42,7 +44,10 @@ def mean_donor(
         reference_folds: the fold of each reference row.
         item_folds: the fold of each recipient.
         name: what messages call the set.
+        model: the recipients' model. A store captured from other weights is then refused.
     """
+    if model is not None:
+        refuse_other_model(store, model)
     rows = np.asarray(reference, dtype=np.int64)
     if len(rows) != len(reference_folds):
         raise PatchError(f"mean over {name!r}: {len(reference_folds)} folds for {len(rows)} rows; give one fold a row")
@@ -119,8 +124,9 @@ def resample_donor(
     layers: Iterable[int],
     seed: int,
     name: str,
+    model: Model | None = None,
 ) -> dict[str, dict[int, np.ndarray]]:
-    """The donor of :func:`resample_rows`: ``{site: {layer: [item, width]}}``."""
+    """The donor of :func:`resample_rows`: ``{site: {layer: [item, width]}}``; ``model`` as in :func:`mean_donor`."""
     rows = resample_rows(
         reference,
         reference_keys=reference_keys,
@@ -130,4 +136,4 @@ def resample_donor(
         seed=seed,
         name=name,
     )
-    return donor_from_store(store, rows.tolist(), sites=sites, layers=layers)
+    return donor_from_store(store, rows.tolist(), sites=sites, layers=layers, model=model)

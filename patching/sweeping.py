@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from patching import branch, copies, forward, prefix, restart
-from patching.check import Evaluate, Ledger, recheck, sample_pairs, self_check
+from patching.check import Evaluate, Ledger, padding_advice, recheck, sample_pairs, self_check
 from patching.donors import Donor, check_donors_fit
 from patching.edits import Cell, PatchError, Spots, check_cells_fit, check_spots, tokens_of
 from patching.plan import Group, Options, check_options, groups, item_batches, joined
@@ -198,8 +198,7 @@ def _run_group(attempt: _Attempt, group: Group, engine: str) -> _Part:
         failures.append(f"{name}: {part}")
     if engine in ("auto", "forward"):
         raise PatchError(
-            f"no engine reproduces plain forward passes ({'; '.join(failures)}); padding is not exact for this model, "
-            "so set batch_tokens=1"
+            f"no engine reproduces plain forward passes ({'; '.join(failures)}); {padding_advice(attempt.runs)}"
         )
     raise PatchError(f"{'; '.join(failures)}; use engine='auto' to fall back to an exact engine")
 
@@ -274,6 +273,8 @@ class _Attempt:
             paid, runs.tokens = paid + runs.tokens, 0
             recheck(runs, ledger, items, mine, scores, batch_tokens=alone)
             check_tokens, runs.tokens = check_tokens + runs.tokens, 0
+            if not runs.half and bool(scores.isnan().any()):
+                return "gives scores that are NaN"  # whether or not one of these cells was among the checked
             if not ledger.ok and not runs.half:
                 return f"a re-checked cell differs by {ledger.worst:.1e} (bound {ledger.bound:.0e})"
             logit[items] = scores.numpy()

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patching.edits import ALL, ANSWER, ZERO, Cell, PatchError
+from patching.edits import ZERO, Cell, PatchError, Spots
 from patching.statistics import Estimate, check_level, drawn_counts, group_codes, group_sums, moved_out
 from patching.studies_capture import donor_from_run
 
@@ -105,6 +105,7 @@ def transplant(
     gold: np.ndarray,
     adapter_prompts: Sequence[Prompt] | None = None,
     groups: Sequence[Any] | None = None,
+    spots: Spots | None = None,
     margin: float,
     batch_tokens: int = 8192,
     seed: int,
@@ -115,11 +116,12 @@ def transplant(
     """Put each arm's activations into the other's run, cell by cell.
 
     Args:
-        cells: edits at the ``answer`` position or at ``all``; every source but ``zero`` means the other arm.
+        cells: edits at any position; every source but ``zero`` means the other arm.
         adapter: the adapter's name; the base is the same model with it off.
         gold: 1 (first label) or -1 (second) for each prompt.
         adapter_prompts: the adapter's prompts, where they were encoded apart; they must hold the same token ids.
         groups: the instance of each prompt.
+        spots: for each prompt the token numbers of its spans, by label, where cells are at spans.
         margin: logits that the mean gain must exceed for shares of it to be defined; fix it beforehand.
         options: what else ``sweep`` takes.
     """
@@ -135,15 +137,10 @@ def transplant(
         Cell(cell.name, tuple(edit if edit.source == ZERO else replace(edit, source=OTHER) for edit in cell.edits))
         for cell in cells
     ]
-    if elsewhere := [edit for cell in taken for edit in cell.edits if edit.position not in (ANSWER, ALL)]:
-        raise PatchError(
-            f"edit {elsewhere[0]} is at {elsewhere[0].position}; a transplant is made at the answer or at all positions, "
-            "sweep others with a donor captured there"
-        )
     arms: dict[str | None, Donor] = {}
     for arm in (None, adapter):
         with model.use(arm):
-            arms[arm] = donor_from_run(model, prompts, taken, batch_tokens=batch_tokens)
+            arms[arm] = donor_from_run(model, prompts, taken, spots=spots, batch_tokens=batch_tokens)
     results: dict[str | None, SweepResult] = {}
     for arm, other in ((None, adapter), (adapter, None)):
         with model.use(arm):
@@ -153,6 +150,7 @@ def transplant(
                 taken,
                 answers=answers,
                 donors={OTHER: arms[other]},
+                spots=spots,
                 batch_tokens=batch_tokens,
                 seed=seed,
                 **options,

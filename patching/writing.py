@@ -240,6 +240,8 @@ class Writer:
         if not isinstance(made, Tensor) or made.shape != vectors.shape:
             got = list(made.shape) if isinstance(made, Tensor) else type(made).__name__
             raise PatchError(f"function {name!r} gave {got} for vectors {list(vectors.shape)}; give the same shape")
+        if not bool(made.isfinite().all()):
+            raise PatchError(f"function {name!r} gave numbers that are not finite; give finite ones")
         return made.to(vectors.dtype)
 
 

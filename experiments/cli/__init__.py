@@ -24,6 +24,8 @@ from experiments.cli import engine  # noqa: F401
 from experiments.cli import store  # noqa: F401
 from experiments.cli import explain  # noqa: F401
 from experiments.cli import probing  # noqa: F401
+from experiments.cli import interventions  # noqa: F401
+from experiments.cli import ablating  # noqa: F401
 # isort: on
 
 # typer carries its own copy of click in some versions and uses the installed one in others.

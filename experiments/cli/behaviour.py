@@ -74,7 +74,7 @@ def eval_command(
 
 @app.command()
 def recipes(json_: Json = False) -> None:
-    """List the recipes of `probe eval` (behaviour) and `probe run` (behaviour and what is inside)."""
+    """List the recipes: of `probe eval` (behaviour), `probe run` (what is inside too), and of single interventions."""
     import json
 
     from experiments.recipes import command, describe, names
@@ -84,7 +84,7 @@ def recipes(json_: Json = False) -> None:
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
         return
     for name, one in found.items():
-        sys.stdout.write(wrapped(one["asks"], first=f"{one['command']:<5}{name:<22} ", rest=" " * 28) + "\n")
+        sys.stdout.write(wrapped(one["asks"], first=f"{one['command']:<7}{name:<22} ", rest=" " * 30) + "\n")
 
 
 @app.command()

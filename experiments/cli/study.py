@@ -125,7 +125,7 @@ def check(
 
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
-    """Write report.html of a run anew from its tables; needs no model."""
+    """Write report.html of a run, a patching or an ablation anew from its tables; needs no model."""
     from experiments.report import write
     from experiments.rundir import RunDirectory
 

@@ -1,8 +1,8 @@
-"""Recipes: configurations of ``probe eval`` and ``probe run`` that come with the package.
+"""Recipes: configurations of ``probe eval``, ``run``, ``patch`` and ``ablate`` that come with the package.
 
 A recipe says everything about a study but the model. Its opening comment says what it asks, what is printed and how it
-departs from the paper; `docs/recipes.md` lists them all. A recipe of ``probe run`` has the line ``command: run``; the
-others are about behaviour alone.
+departs from the paper; `docs/recipes.md` lists them all. A recipe of another command than ``probe eval`` says so, as in
+``command: run``; the others are about behaviour alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def names(of: str | None = None) -> list[str]:
 
 
 def command(name: str) -> str:
-    """Which command a recipe is for, ``eval`` or ``run``."""
+    """Which command a recipe is for: ``eval``, ``run``, ``patch`` or ``ablate``."""
     return str(yaml.safe_load(path(name).read_text()).get("command", "eval"))
 
 

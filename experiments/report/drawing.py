@@ -70,7 +70,8 @@ _STYLE = {
 class Key:
     """One entry of a legend.
 
-    ``look``: line, dashed, dotted, open (dashed with an open marker), band, box, tick, tick-up, ring or mark.
+    ``look``: line, dashed, dotted, open (dashed with an open marker), band, box, frame, outline, hatch, tick, tick-up,
+    ring, dot, square or mark.
     """
 
     label: str

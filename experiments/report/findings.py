@@ -8,10 +8,11 @@ nothing is said. The sentences describe what was measured; none of them claims a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from experiments.inside import PAIR
 from experiments.report.findings_wrong import Finding, wrong_answers
+from experiments.report.intervention_findings_heads import competence
+from experiments.report.intervention_source import of_study
 from experiments.report.plots_inside import OTHER
 from experiments.report.source import Source, shown
 from experiments.report.text import listed, p_text, percent, percent_span, signed, span
@@ -33,7 +34,7 @@ def findings(source: Source) -> list[Finding]:
     found = []
     for arm in source.arms:
         rules = (_answers, _one_sided, _profile, _hidden, _shared, _readable, _surface, wrong_answers, _patched, _ablated,
-                 _unread)  # fmt: skip
+                 _competence, _unread)  # fmt: skip
         said = [one for rule in rules if (one := rule(source, arm)) is not None]
         if not any(one.lead == ONE_ANSWER for one in said) and (lean := _lean(source, arm)):
             said.insert(1, lean)
@@ -263,41 +264,14 @@ def _ablated(source: Source, arm: str) -> Finding | None:
     if not parts:
         return None
     count = len(top["heads"].split())
-    text = f"Zeroing the {count} top heads takes the signal s from {listed(parts)}, in logits."
-    return Finding(
-        arm, "Heads that carry signal", text + (f" {trade}" if (trade := trade_off(sets, strict=True)) else ""), "heads"
-    )
+    text = f"Without the {count} top heads the signal s goes from {listed(parts)}, in logits."
+    return Finding(arm, "Heads that carry signal", text, "heads")
 
 
-def trade_off(sets: dict[str, Any], *, strict: bool) -> str:
-    """The sentence on invariance that rises while accuracy falls on both presentations; empty where it doesn't.
-
-    Args:
-        sets: the ablation sets of one arm.
-        strict: say it only if the intervals of invariance, and of one accuracy at least, do not overlap.
-    """
-    none, top = sets["none"], sets["top"]
-    rises = top["invariance"]["value"] > none["invariance"]["value"]
-    falls = all(top[kind]["accuracy"]["value"] < none[kind]["accuracy"]["value"] for kind in PAIR)
-    if not (rises and falls):
-        return ""
-    apart = top["invariance"]["low"] > none["invariance"]["high"] and any(
-        top[kind]["accuracy"]["high"] < none[kind]["accuracy"]["low"] for kind in PAIR
-    )
-    if strict and not apart:
-        return ""
-    moves = [
-        f"{name} {word} from {percent(before['value'], before['n'])} to {percent(after['value'], after['n'])}"
-        for name, word, before, after in (
-            ("Invariance", "rises", none["invariance"], top["invariance"]),
-            *((f"accuracy on {kind} prompts", "falls", none[kind]["accuracy"], top[kind]["accuracy"]) for kind in PAIR),
-        )
-    ]
-    text = f"{moves[0]} while {moves[1]} and {moves[2]}"
-    text = f"{text}: more agreement, not more competence." if apart else f"{text}, with intervals that overlap."
-    random = [found["invariance"] for label, found in sets.items() if label not in ("none", "top")]
-    ends = [percent(end(one["value"] for one in random), none["invariance"]["n"]) for end in (min, max)]
-    return f"{text} With random heads zeroed invariance is {ends[0]} to {ends[1]}."
+def _competence(source: Source, arm: str) -> Finding | None:
+    """Agreement that rises while competence falls, as far as paired intervals carry it."""
+    text, plain = competence(of_study(source), arm)
+    return Finding(arm, "More agreement, less competence", text, "heads") if plain else None
 
 
 def _unread(source: Source, arm: str) -> Finding | None:

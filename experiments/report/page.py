@@ -1,23 +1,13 @@
-"""The page: view data into the template, one string out.
-
-The template prints and decides nothing. Autoescape is on, and every value that it prints goes through ``clean`` first,
-so no text from a model, an item or a file name reaches the page as markup or as a control character. The only values
-that are let through as they are (``Markup``) are the drawings and the style sheet, which this package makes itself.
-"""
+"""The page of a whole study: its files into view data, one string out."""
 
 from __future__ import annotations
 
-import json
-import shlex
-from importlib.resources import files
 from typing import Any
-
-from jinja2 import DictLoader, Environment, StrictUndefined
-from markupsafe import Markup
 
 from experiments.inside import PAIR
 from experiments.link import KINDS, OUTCOMES
 from experiments.report import (
+    about,
     plots_behaviour,
     plots_causes,
     plots_inside,
@@ -26,10 +16,15 @@ from experiments.report import (
     tables_behaviour,
     tables_inside,
 )
-from experiments.report.findings import Finding, findings, trade_off
+from experiments.report.findings import Finding, findings
+from experiments.report.intervention_findings_heads import competence
+from experiments.report.intervention_source import of_study
 from experiments.report.pairs import pairs
+from experiments.report.plots_interventions import less_controls
+from experiments.report.plots_interventions_heads import beyond_controls, one_by_one
 from experiments.report.source import Source, shown
-from experiments.report.text import DASH, OUTCOME_NAMES, clean, listed, plural
+from experiments.report.template import render
+from experiments.report.text import OUTCOME_NAMES, listed, plural
 
 SECTIONS = (
     ("summary", "In short"),
@@ -48,26 +43,13 @@ SECTIONS = (
 
 def page(source: Source) -> str:
     """The whole report as one HTML document."""
-    here = files("experiments.report")
-    environment = Environment(
-        loader=DictLoader({name: (here / name).read_text("utf-8") for name in ("page.html", "macros.html")}),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    style = Markup((here / "page.css").read_text("utf-8"))
-    return environment.get_template("page.html").render(style=style, **_view(source))
-
-
-def _finalize(value: Any) -> Any:
-    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return render("page.html", _view(source))
 
 
 def _view(source: Source) -> dict[str, Any]:
+    moved = of_study(source)
     return {
-        "title": _title(source),
+        "title": about.title(source.environment, source.arms),
         "facts": _facts(source),
         "sections": [(key, name) for key, name in SECTIONS if key != "comparison" or len(source.arms) > 1],
         "glance": tables.glance(source),
@@ -96,13 +78,13 @@ def _view(source: Source) -> dict[str, Any]:
         "patching": plots_causes.patching(source),
         "agreeing": plots_causes.agreeing(source),
         "sweeps": tables_inside.sweeps(source),
+        "less_controls": less_controls(moved),
         "heads": plots_causes.heads(source),
+        "head_grid": one_by_one(moved),
+        "beyond_controls": beyond_controls(moved),
+        "cut": plots_causes.cut(source),
         "ranked_on": _ranked_on(source),
-        "trade_offs": [
-            (shown(arm), text)
-            for arm in source.arms
-            if (text := trade_off(source.arm(arm)["ablation"]["sets"], strict=False))
-        ],
+        "trade_offs": [(shown(arm), text) for arm in source.arms if (text := competence(moved, arm)[0])],
         "ablation": plots_causes.ablation(source),
         "ablation_table": tables_inside.ablation(source),
         "ablated": source.resolved["ablate"]["heads"],
@@ -117,16 +99,8 @@ def _view(source: Source) -> dict[str, Any]:
         "presentations": PAIR,
         "threshold": source.resolved["probe"]["threshold"],
         "config": source.resolved,
-        **_reproduce(source),
+        **about.reproduced(source.environment, source.resolved, about.methods(source.results)),
     }
-
-
-def _title(source: Source) -> str:
-    adapters = source.arms[1:]
-    name = shown(str(source.environment["model"]["name"]).rstrip("/"))
-    name = name.rsplit("/", 1)[-1] if name.startswith("/") else name
-    kind = "adapter" if len(adapters) == 1 else "adapters"
-    return f"{name} with {kind} {listed([shown(arm) for arm in adapters])}" if adapters else name
 
 
 def _grouped(source: Source) -> list[tuple[str, list[Finding]]]:
@@ -152,25 +126,18 @@ def _ranked_on(source: Source) -> str:
 def _facts(source: Source) -> list[tuple[str, str]]:
     resolved, model = source.resolved, source.environment["model"]
     count = f"{source.profile('base')['n']:,}"
-    grid: list[dict[str, Any]] = list(resolved["params"].values())
-    fixed = {name: value for name, value in grid[0].items() if all(one[name] == value for one in grid)}
-    fixed.pop("presentations", None)
     several = len(source.settings) > 1
     return [
         ("model", str(model["name"])),
         ("adapters", listed([shown(arm) for arm in source.arms[1:]]) if len(source.arms) > 1 else "none"),
         ("family", f"{resolved['family']}, version {resolved['family_version']}, {resolved['split']} split"),
         *([("settings", "; ".join(source.settings))] if several else []),
-        ("parameters of all settings" if several else "parameters", _listed_values(fixed)),
+        ("parameters of all settings" if several else "parameters", about.parameters(resolved)),
         ("pairs", f"{count} ({plural(resolved['limit'], 'pair')} a setting)" if several else count),
         ("presentations", listed([*PAIR, *map(shown, source.unpaired)])),
         ("numerics", f"{model['dtype']} on {model['device']}, {model['attention']} attention"),
         ("seed", str(resolved["seed"])),
     ]
-
-
-def _listed_values(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={_text(value)}" for name, value in values.items()) or "none"
 
 
 def _statuses(source: Source) -> list[tuple[str, str]]:
@@ -181,42 +148,3 @@ def _statuses(source: Source) -> list[tuple[str, str]]:
         parts = [f"{kind}: {', '.join(f'{count:,} {name}' for name, count in status[kind].items())}" for kind in PAIR]
         found.append((shown(arm), "; ".join(parts)))
     return found
-
-
-def _reproduce(source: Source) -> dict[str, Any]:
-    environment = source.environment
-    model = environment["model"]
-    identity = {key: value for key, value in model.items() if key not in ("versions", "adapters")}
-    return {
-        "command": shlex.join(["probe", *map(str, environment["command"][1:])]),
-        "versions": [(name, version or "not installed") for name, version in environment["versions"].items()],
-        "machine": [(key, _text(environment[key])) for key in ("python", "platform", "processor", "threads", "git")],
-        "identity": [(key, _text(value)) for key, value in identity.items()],
-        "adapters": [(name, _text(value)) for name, value in model["adapters"].items()],
-        "resolved": json.dumps(source.resolved, indent=1, ensure_ascii=False),
-        "methods": _methods(source.results),
-    }
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return DASH
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _methods(value: Any) -> list[str]:
-    """Every method named in the results, once, in order of appearance."""
-    found: dict[str, None] = {}
-
-    def walk(one: Any) -> None:
-        if isinstance(one, dict):
-            if isinstance(one.get("method"), str):
-                found[one["method"]] = None
-            for inner in one.values():
-                walk(inner)
-        elif isinstance(one, list):
-            for inner in one:
-                walk(inner)
-
-    walk(value)
-    return list(found)

@@ -24,12 +24,10 @@ from experiments.report.drawing import (
     percent_axis,
 )
 from experiments.report.plots_inside import OTHER
+from experiments.report.plots_interventions import effect_limits
+from experiments.report.plots_interventions_heads import Grid, paint_grid
 from experiments.report.source import Source, shown
 from experiments.report.text import signed
-
-WRITTEN = 80  # heads up to this number have their effect written into the cell
-FLATTENED = 2.5  # an axis of effects is stretched up to this much to hold the random direction too
-DRAWN = 3000  # cells up to this number are drawn as shapes, more as one image
 
 
 def patching(source: Source) -> Figure | None:
@@ -54,8 +52,8 @@ def patching(source: Source) -> Figure | None:
                         limits=limits,
                     ),
                     title=f"{shown(arm)}: {OTHER[kind]} → {kind} (n = {curves['matched']['n']})",
-                    description="Share of disagreeing recipients that take the donor's answer, and mean effect in logits, "
-                    "by layer and donor",
+                    description="Share of disagreeing recipients that take the donor's answer, and mean effect in "
+                    "logits, by layer and donor",
                     height=440,
                     heights=(1, 1),
                 )
@@ -68,10 +66,10 @@ def patching(source: Source) -> Figure | None:
         "One layer's residual at the answer position is replaced; n is the number of recipients whose pair disagrees. "
         "“original → equivalent”: donors are original prompts, recipients the equivalent ones. Above: the share whose "
         "readout takes the sign of the pair's other presentation, with 95% Wilson intervals. Below: the mean change of "
-        "the readout toward that answer, with 95% bootstrap intervals over pairs, on one axis for both directions of an "
-        "arm. Wiping out the recipient's own readout moves it toward the other answer too. So in both what counts is "
-        "where, before the last layer (shaded), the matched donor parts from both controls; at the last layer it moves "
-        "by the whole distance between the two readouts.",
+        "the readout toward that answer, with 95% bootstrap intervals over pairs, on one axis for both directions of "
+        "an arm. Wiping out the recipient's own readout moves it toward the other answer too. So in both what counts "
+        "is where, before the last layer (shaded), the matched donor parts from both controls; at the last layer it "
+        "moves by the whole distance between the two readouts.",
         _keys(source),
     )
 
@@ -105,8 +103,8 @@ def agreeing(source: Source) -> Figure | None:
     return Figure(
         "agreeing",
         tuple(panels),
-        "The same replacement in pairs whose two readouts agree: the share of recipients whose readout changes its sign, "
-        "with 95% Wilson intervals; n is their number. There is nothing to restore here, so every change is a "
+        "The same replacement in pairs whose two readouts agree: the share of recipients whose readout changes its "
+        "sign, with 95% Wilson intervals; n is their number. There is nothing to restore here, so every change is a "
         "disturbance, or the answer of an unrelated instance. At the last layer (shaded) the matched donor changes "
         "nothing by construction.",
         _keys(source),
@@ -197,13 +195,7 @@ def _effect_limits(curves: dict[str, Any]) -> tuple[float, float]:
             if one["flipped"] is not None:
                 names = ("effect", "effect_low", "effect_high") if donor == "matched" else ("effect",)
                 (random if donor == "random" else core).extend(_numbers(one[name]) for name in names)
-    low, high = float(np.nanmin(np.concatenate(core))), float(np.nanmax(np.concatenate(core)))
-    least, most = (float(end(np.concatenate([*core, *random]))) for end in (np.nanmin, np.nanmax))
-    margin = 0.06 * max(high - low, 0.1)
-    if most - least > FLATTENED * (high - low):
-        return low - margin, high + 4 * margin  # room for a note on how far the random direction goes
-    margin = 0.06 * max(most - least, 0.1)
-    return least - margin, most + margin
+    return effect_limits(np.concatenate(core), np.concatenate(random))
 
 
 def _numbers(values: Sequence[float | None]) -> np.ndarray:
@@ -211,8 +203,18 @@ def _numbers(values: Sequence[float | None]) -> np.ndarray:
     return np.array(values, dtype=float)
 
 
-def heads(source: Source) -> Figure:
-    """Mean effect of patching each head, layer by head, one colour scale for all arms."""
+def cut(source: Source) -> str:
+    """What is done to the heads, as a participle with its place."""
+    how = source.resolved["ablate"]
+    done = {"zero": "zeroed", "mean": "replaced by their mean", "resample": "replaced by another instance's"}
+    where = {"answer": "at the answer position", "all": "at every position"}
+    return f"{done[how.get('source', 'zero')]} {where[how.get('scope', 'answer')]}"
+
+
+def heads(source: Source) -> Figure | None:
+    """Mean effect of patching each head, layer by head, one colour scale for all arms; None where heads were given."""
+    if not all(source.arm(arm)["ablation"]["ranking"] for arm in source.arms):
+        return None
     grids = {arm: _grid(source, arm) for arm in source.arms}
     sizes = [abs(value) for grid in grids.values() for value in grid[np.isfinite(grid)].tolist()]
     bound = max(sizes, default=0.0) or 1.0
@@ -224,7 +226,7 @@ def heads(source: Source) -> Figure:
         panels.append(
             drawn(
                 f"heads-{number}",
-                partial(_heads, grid=grid, top=top, bound=bound),
+                partial(paint_grid, grid=Grid(grid, frozenset(top)), bound=bound, label="effect (logits)"),
                 title=f"{shown(arm)} (n = {ranking[0]['n']})",
                 description=f"Heat map; the {k} largest are outlined",
                 height=130 + min(420, 34 * source.layers),
@@ -233,9 +235,9 @@ def heads(source: Source) -> Figure:
     return Figure(
         "heads",
         tuple(panels),
-        "Mean change of the readout, in logits toward the donor's answer, when one head's output at the answer position "
-        f"is replaced by that of the pair's other presentation; n counts instances of the ranking half. The {k} heads in "
-        "outline are ablated below, on the other half. All arms share one colour scale; a hatched cell is no head.",
+        "Mean change of the readout, in logits toward the donor's answer, when one head's output at the answer "
+        f"position is replaced by that of the pair's other presentation; n counts instances that rank. The {k} heads "
+        "in outline are cut below, on other instances. All arms share one colour scale; a hatched cell is no head.",
     )
 
 
@@ -245,43 +247,6 @@ def _grid(source: Source, arm: str) -> np.ndarray:
     for one in ranking:
         grid[one["layer"], one["head"]] = np.nan if one["mean"] is None else one["mean"]
     return grid
-
-
-def _heads(axes: Any, grid: np.ndarray, top: Sequence[tuple[int, int]], bound: float) -> None:
-    from matplotlib.patches import Rectangle
-
-    layers, count = grid.shape
-    axes.grid(visible=False)
-    axes.set_facecolor("#f4f5f7")
-    axes.patch.set(hatch="////", edgecolor="#c4cad1")
-    mesh = axes.pcolormesh(
-        np.ma.masked_invalid(grid),
-        cmap="RdBu_r",
-        vmin=-bound,
-        vmax=bound,
-        edgecolors="white",
-        linewidth=0.8 if grid.size <= DRAWN else 0,
-        rasterized=grid.size > DRAWN,
-    )
-    for layer, head in top:
-        axes.add_patch(Rectangle((head, layer), 1, 1, fill=False, edgecolor=INK, linewidth=1.8, zorder=3))
-    if grid.size <= WRITTEN:
-        for layer in range(layers):
-            for head in range(count):
-                if np.isfinite(grid[layer, head]):
-                    tint = "white" if abs(grid[layer, head]) > 0.6 * bound else INK
-                    text = signed(float(grid[layer, head]))
-                    axes.text(head + 0.5, layer + 0.5, text, ha="center", va="center", color=tint, fontsize=10)
-    for axis, size, place in ((axes.xaxis, count, axes.set_xticks), (axes.yaxis, layers, axes.set_yticks)):
-        step = next(step for step in (1, 2, 4, 8, 10, 20, 50, 1000) if size / step <= 16)
-        place(np.arange(0, size, step) + 0.5, [str(one) for one in range(0, size, step)])
-        axis.set_tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel("head")
-    axes.set_ylabel("layer")
-    bar = axes.figure.colorbar(mesh, ax=axes, pad=0.02, aspect=28)
-    bar.outline.set_visible(False)
-    bar.set_label("effect (logits)")
 
 
 SHARES = (
@@ -307,7 +272,7 @@ def ablation(source: Source) -> Figure:
                 f"ablation-{number}",
                 partial(_ablation, look=arm_looks(source.arms)[arm], sets=sets),
                 title=f"{shown(arm)} (n = {sets['none']['invariance']['n']} pairs)",
-                description="Accuracy, invariance, default and signal without, with the top and with random heads zeroed",
+                description="Accuracy, invariance, default and signal: as they are, without the top, without random heads",
                 height=400,
                 heights=(3, 4),
             )
@@ -316,12 +281,12 @@ def ablation(source: Source) -> Figure:
     return Figure(
         "ablation",
         tuple(panels),
-        f"Readouts of the held-back half with {k} heads zeroed at the answer position. Each grey tick is one random set "
-        f"of {k} other heads. Answers are signs of the readout. The line joins none and top.",
+        f"Readouts of the problems that take no part in the ranking, with {k} heads {cut(source)}. Each grey tick is "
+        f"one random set of {k} other heads. Answers are signs of the readout. The line joins none and top.",
         (
-            Key("nothing zeroed", INK, "ring"),
-            Key(f"top {k} zeroed", INK, "mark"),
-            Key("a random set zeroed", CONTROL, "tick-up"),
+            Key("nothing cut", INK, "ring"),
+            Key(f"top {k} cut", INK, "mark"),
+            Key("a random set cut", CONTROL, "tick-up"),
         ),
     )
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 TABLES = ("behaviour", "readout", "attribution", "probes", "transfer", "components", "attribution_shares",
           "attribution_calibration", "lens", "patch")  # fmt: skip
+# Made by later versions, or only if asked for: empty where they are missing.
+ASKED = ("patch_effects", "head_effects", "head_grid", "ablation", "ablation_above", "ablation_notes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,13 @@ def read(run: RunDirectory) -> Source:
     Raises:
         RunError: a table, rows or items are missing or damaged, or an earlier version made them.
     """
+    import pandas as pd
+
     results = run.read_json("results.json")
     tables = {name: run.table(name) for name in TABLES}
     current(tables["attribution"], run.path)
     items = whole(run, tables)
+    tables |= {name: run.table(name) if run.has_table(name) else pd.DataFrame() for name in ASKED}
     return Source(
         results=results,
         resolved=run.read_json("resolved.json"),

@@ -213,8 +213,8 @@ def sweeps(source: Source) -> Table:
         found = source.arm(arm)
         parts = (
             ("residuals", found["patching"]),
-            ("heads, patched", found["ablation"]["heads"]),
-            ("heads, zeroed", found["ablation"]["ablate"]),
+            *([("heads, patched", found["ablation"]["heads"])] if found["ablation"]["heads"] else []),
+            ("heads, cut", found["ablation"]["ablate"]),
         )
         for number, (label, one) in enumerate(parts):
             rows.append(
@@ -280,7 +280,7 @@ def ablation(source: Source) -> Table:
         (
             (
                 Head("arm", rows=2, label=True),
-                Head("heads zeroed", rows=2, title="layer.head", label=True),
+                Head("heads cut", rows=2, title="layer.head", label=True),
                 Head("original", columns=3),
                 Head("equivalent", columns=3),
                 Head("ι", rows=2),

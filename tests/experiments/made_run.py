@@ -16,9 +16,24 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import behaviour, causes, fitting, inside, items, probe_tables, probing
+from experiments import (
+    ablate_halves,
+    ablate_options,
+    ablating,
+    behaviour,
+    fitting,
+    inside,
+    intervention_stage,
+    items,
+    patch_stage,
+    probe_tables,
+    probing,
+)
 from experiments.config import Config, resolved, settings
+from experiments.patch_effects import effects_table
+from experiments.patch_rows import Tokens
 from experiments.pipeline import conclude
+from experiments.progress import Reporter
 from experiments.rundir import RunDirectory, append_lines, opened
 from experiments.study import arm_table, stacked
 from probes.decompose import decompose_layers
@@ -77,6 +92,8 @@ def make_run(
         )
         params = {one.label: one.params for one in grid}
         tables |= _of_all_arms(asked, stores, tables, params, config)
+        how: Any = {"seed": config.seed, "resamples": config.resamples}
+        tables["patch_effects"] = effects_table(tables["patch"], None, params, config.patch, **how)
         for name, table in tables.items():
             run.write_table(name, table)
         tables["attribution"] = pd.concat([_attribution(run, arm, config) for arm in arms], ignore_index=True)
@@ -125,7 +142,8 @@ def _tables(
     config: Config,
 ) -> dict[str, pd.DataFrame]:
     layers = len(heads)
-    data = causes.Arm(
+    patch = _patch(run, arm, table, store, heads, config)
+    data = intervention_stage.Arm(
         run=run,
         model=SimpleNamespace(n_layers=layers, heads=lambda layer: heads[layer]),  # type: ignore[arg-type]
         name=arm,
@@ -135,18 +153,41 @@ def _tables(
         answers=None,  # type: ignore[arg-type]
         config=config,
     )
-    patch = causes.patch_table(data, lambda _: None)
-    ranked = causes.head_table(data, lambda _: None)
     grid = {one.label: one.params for one in settings(config, family_named("ordering"))}
+    how = ablate_options.of_run(config)
+    halves = ablate_halves.halves(table, how, grid)
+    ablating.ablate_arm(data, how, halves, LABELS, Reporter(quiet=True), tested=False)
     return {
         "readout": table,
         "lens": _lens(table, layers, config),
         "decomposition": inside.decomposition_table(table, LABELS, grid, config),
         "contributions": _contributions(table, rng),
         "patch": patch,
-        "heads": ranked,
-        "ablate": causes.ablate_table(data, ranked, lambda _: None),
+        **{name: arm_table(run, name, arm) for name in ablating.arm_tables(how)},
     }
+
+
+def _patch(
+    run: RunDirectory, arm: str, table: pd.DataFrame, store: Store, heads: Sequence[int | None], config: Config
+) -> pd.DataFrame:
+    layers = len(heads)
+    absent = [None] * layers
+    structure = SimpleNamespace(
+        blocks=[f"block.{n}" for n in range(layers)], attn_out=absent, mlp_out=absent, out_projections=absent, d_model=6
+    )
+    data = intervention_stage.Arm(
+        run=run,
+        model=SimpleNamespace(name="made up", n_layers=layers, heads=lambda n: heads[n], structure=structure),  # type: ignore[arg-type]
+        name=arm,
+        store=store,  # type: ignore[arg-type]
+        table=table,
+        prompts=[SimpleNamespace(answer=7)] * len(table),  # type: ignore[list-item]
+        answers=SimpleNamespace(labels=LABELS),  # type: ignore[arg-type]
+        config=config,
+    )
+    tokens = Tokens(data.model, [], data.prompts, config.patch.positions)
+    planned = patch_stage.sweeps(data, config.patch, config.patch.positions, tokens)
+    return patch_stage.patch_table(data, config.patch, planned, tokens, lambda _: None)
 
 
 def _contributions(table: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
@@ -223,7 +264,7 @@ def _environment(arms: Mapping[str, Made]) -> dict[str, Any]:
 def edits_without_a_model() -> Iterator[None]:
     """What an edit does: more of the donor's readout the later it is, and noise for the controls."""
 
-    def sweep(arm: causes.Arm, chunk: Sequence[causes.Transfer], cells: Any, donors: Any, *, share: int) -> Any:
+    def sweep(arm: Any, chunk: Sequence[Any], cells: Any, donors: Any, **_: Any) -> Any:
         rng = np.random.default_rng(len(cells))
         readout = arm.table["difference"].to_numpy()
         own, other = (readout[[getattr(one, name) for one in chunk]] for name in ("recipient", "donor"))
@@ -241,6 +282,7 @@ def edits_without_a_model() -> Iterator[None]:
         )  # fmt: skip
 
     patcher = pytest.MonkeyPatch()
-    patcher.setattr(causes, "_sweep", sweep)
+    patcher.setattr(intervention_stage, "swept", sweep)
+    patcher.setattr(patch_stage, "swept", sweep)
     yield
     patcher.undo()

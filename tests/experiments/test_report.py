@@ -17,10 +17,10 @@ from typing import Any
 import matplotlib
 import pytest
 
-from experiments import causes, inside, link
+from experiments import inside, link
 from experiments.report import write
 from experiments.report.drawing import KIND_COLOURS
-from experiments.report.findings import findings, trade_off
+from experiments.report.findings import findings
 from experiments.report.page import page
 from experiments.report.pairs import pairs
 from experiments.report.source import read
@@ -179,7 +179,7 @@ def test_the_link_table_holds_the_numbers_of_the_results(run: RunDirectory, html
             continue
         for kind, text in zip(link.KINDS, cells[-3 - len(link.KINDS) : -3], strict=True):
             assert text.split()[0] == str(row["kinds"][kind]["count"])
-        for donor, text in zip(causes.DONORS, cells[-3:], strict=True):
+        for donor, text in zip(link.DONORS, cells[-3:], strict=True):
             one = row["repaired"][donor]
             assert text == "–" if one["value"] is None else f"{one['count']} of {one['n']}" in text
 
@@ -397,29 +397,6 @@ def test_the_versions_are_those_of_the_environment(html: str) -> None:
     rows = dict(re.findall(r"<tr><td>(pairlens|torch|numpy)</td><td>([^<]*)</td></tr>", html))
     assert rows == {"pairlens": "not installed", "torch": "2.13.0", "numpy": "2.4.6"}
     assert "of-model" not in html
-
-
-def test_more_agreement_with_less_accuracy_is_said_plainly(run: RunDirectory) -> None:
-    source = read(run)
-    results = copy.deepcopy(source.results)
-    sets = results["arms"]["base"]["ablation"]["sets"]
-    _set_share(sets["none"]["invariance"], 0.6, 0.5, 0.7)
-    _set_share(sets["top"]["invariance"], 0.9, 0.8, 1.0)
-    for kind in inside.PAIR:
-        _set_share(sets["none"][kind]["accuracy"], 0.8, 0.7, 0.9)
-        _set_share(sets["top"][kind]["accuracy"], 0.5, 0.4, 0.6)
-    said = trade_off(sets, strict=True)
-    assert "Invariance rises from 60% to 90% while accuracy on original prompts falls from 80% to 50%" in said
-    assert "more agreement, not more competence" in said
-    assert said.split(".")[0] in page(replace(source, results=results))
-    _set_share(sets["top"]["invariance"], 0.62, 0.5, 0.7)
-    assert trade_off(sets, strict=True) == ""
-    said = trade_off(sets, strict=False)
-    assert "with intervals that overlap" in said and "competence" not in said
-
-
-def _set_share(share: dict[str, Any], value: float, low: float, high: float) -> None:
-    share.update(value=value, low=low, high=high)
 
 
 def test_names_that_would_break_a_figure(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from experiments.report.page import page
 from experiments.report.source import Source, read
 from experiments.rundir import RunDirectory
 from experiments.summary import show
+from tests.experiments.made_interventions import ablation, head_grid
 from tests.experiments.made_run import Made, edits_without_a_model, make_run  # noqa: F401
 
 
@@ -216,3 +217,32 @@ def test_the_main_rows_are_one_curve_a_presentation(run: RunDirectory) -> None:
     assert found.groupby(["arm", "presentation"])["layer"].apply(list).map(lambda one: one == [0, 1, 2, 3]).all()
     rows = main_rows(run.table("probe_rows"))
     assert len(rows) == 2 * 2 * 36 and set(rows["setting"]) == {"n=4", "n=6"}
+
+
+def test_matched_less_controls_are_the_numbers_of_the_table(run: RunDirectory, html: str) -> None:
+    source = read(run)
+    table = source.tables["patch_effects"]
+    drawn = table[(table["group"] == "all") & (table["kind"] == "disagreement") & (table["donor"] == "matched")]
+    panels = drawn.drop_duplicates(["arm", "direction"])
+    found = re.search(r'<figure id="figure-less-controls">.*?</figure>', html, re.S)
+    assert found is not None
+    titles = re.findall(r"<h4>(.*?)</h4>", found[0])
+    assert len(titles) == len(panels) > 0
+    assert all(f"n = {n}, " in title for n, title in zip(panels["n"], titles, strict=True))
+    empty = replace(source, tables={**source.tables, "patch_effects": pd.DataFrame()})
+    assert "Matched less controls" in html and "Matched less controls" not in page(empty)
+
+
+def test_agreement_without_competence_and_the_head_grid_are_shown_where_they_are(run: RunDirectory, html: str) -> None:
+    source = read(run)
+    grid = head_grid({(0, 0): -0.4, (0, 1): 0.05, (2, 0): -1.25, (3, 1): 0.0})
+    made = replace(source, tables={**source.tables, **ablation(), "head_grid": grid})
+    said = [one for one in findings(made) if one.lead == "More agreement, less competence"]
+    assert [one.arm for one in said] == ["base"]
+    assert said[0].text.startswith("Agreement rises while accuracy and the signal s fall: this is no repair.")
+    shown = page(made)
+    assert "this is no repair" in shown and "−1.25" in texts(shown, "one-by-one")
+    assert "Every head by itself" not in html, "not asked for"
+    unsure = replace(source, tables={**source.tables, **ablation(plain=False)})
+    assert not any("less competence" in one.lead for one in findings(unsure))
+    assert "by the estimates; not all of the intervals leave out 0" in page(unsure)

@@ -48,8 +48,8 @@ def test_a_run_leaves_what_the_design_lists_and_nothing_else(finished: Path) -> 
     }  # fmt: skip
     assert {path.stem for path in (finished / "tables").iterdir()} == {
         "behaviour", "readout", "probes", "probe_curves", "probe_rows", "probe_change", "transfer", "failures", "lens",
-        "decomposition", "contributions", "components", "patch", "heads", "ablate", "attribution", "attribution_shares",
-        "attribution_calibration",
+        "decomposition", "contributions", "components", "patch", "patch_effects", "heads", "head_effects", "ablate",
+        "ablation", "ablation_above", "ablation_notes", "attribution", "attribution_shares", "attribution_calibration",
     }  # fmt: skip
     assert len((finished / "items.jsonl").read_text().splitlines()) == 48
     assert len((finished / "responses.jsonl").read_text().splitlines()) == 48 * 2 * 2

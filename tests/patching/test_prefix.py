@@ -10,6 +10,7 @@ import activations.middle
 from activations import answer_tokens, from_modules
 from activations.batching import pad
 from patching import Cell, Edit, head_cells, head_map, layer_cells, prefix, sweep, sweep_plan
+from patching.plan import LONG
 from patching.prefix import copies_mask, prefix_cache
 from patching.sweeping import prepared
 from tests.patching.by_hand import HandEdit, run
@@ -85,8 +86,8 @@ def test_long_prompts_and_small_budgets_go_to_the_prefix_engine():
     assert small.engine == "prefix" and small.forward_passes < sweep_plan(
         model, prompts, cells, cell_budget=5, engine="branch"
     ).forward_passes  # fmt: skip
-    long = type(prompts[0])(prompts[0].ids * 14, "")
-    assert len(long.ids) > 256 and sweep_plan(model, [long], cells).engine == "prefix"
+    long = type(prompts[0])(prompts[0].ids * 30, "")
+    assert len(long.ids) > LONG and sweep_plan(model, [long], cells).engine == "prefix"
 
 
 @pytest.mark.parametrize("engine", ["branch", "prefix", "restart"])

@@ -44,12 +44,23 @@ def test_the_last_layer_is_the_other_arms_readout(pair):
     assert model.active is None
 
 
-@pytest.mark.parametrize("position", ["answer", "all"])
+@pytest.mark.parametrize("position", ["answer", "all", "index:3", "span:few"])
 def test_a_cell_is_what_hooks_do_by_hand(pair, position):
     """The adapter's MLP output of layer 1 in the base's run, by two plain forwards of an unpadded prompt."""
     model, prompts, answers, name = pair
     cells = [Cell("mlp", (Edit("mlp_out", 1, source="any", position=position),))]
-    found = transplant(model, prompts, cells, adapter=name, answers=answers, gold=GOLD, margin=1e-3, seed=0)
+    found = transplant(
+        model,
+        prompts,
+        cells,
+        adapter=name,
+        answers=answers,
+        gold=GOLD,
+        spots=[{"few": (2, 4)}] * 4,
+        margin=1e-3,
+        seed=0,
+    )
+    places = {"answer": slice(-1, None), "all": slice(None), "index:3": slice(3, 4), "span:few": [2, 4]}
     module = model.module(model.structure.mlp_out[1])
     for item, prompt in enumerate(prompts):
         ids, kept = torch.tensor([prompt.ids]), []
@@ -59,7 +70,7 @@ def test_a_cell_is_what_hooks_do_by_hand(pair, position):
 
         def put(module, args, output, kept=kept):
             changed = first(output).clone()
-            place = slice(None) if position == "all" else slice(-1, None)
+            place = places[position]
             changed[:, place] = kept[0][:, place]
             return changed
 
@@ -83,8 +94,8 @@ def test_other_tokens_are_refused_by_name(pair):
         refuse_other_tokens(prompts, prompts[1:] + prompts[:1], names=("the base", "adapter 'x'"))
     with pytest.raises(PatchError, match="the base has 4 prompts and adapter 'x' has 3"):
         refuse_other_tokens(prompts, prompts[1:], names=("the base", "adapter 'x'"))
-    with pytest.raises(PatchError, match="is at index:1; a transplant is made at the answer or at all"):
-        transplant(model, prompts, [Cell("early", (Edit("z", 1, 0, "any", "index:1"),))], **arguments)
+    with pytest.raises(PatchError, match="recipient 0 has no span 'few'; its spans: none; pass it in spots="):
+        transplant(model, prompts, [Cell("early", (Edit("z", 1, 0, "any", "span:few"),))], **arguments)
     with pytest.raises(PatchError, match="give \\+1 or -1"):
         transplant(model, prompts, cells, **{**arguments, "gold": np.array([1, 0, 1, 1])})
 

@@ -1,0 +1,272 @@
+"""What the page of an intervention is made of: the files of a finished `probe patch` or `probe ablate`, read once.
+
+Every number on the page stands in a table of the run; nothing is computed here but which row is the largest. A table that
+the command was not asked for is empty, and what would show it is left out.
+
+Words. A *cell* is one place that was edited: site, layer, position, and the head if the site is cut into heads. A cell is
+*specific* where the matched donor does more there than every control (a column of ``patch_effects``). The last layer of a
+residual curve at the answer position decides nothing: the readout there is the donor's by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from experiments.errors import RunError
+from experiments.report.source import Source, shown
+from experiments.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TABLES = ("patch", "patch_effects", "patch_estimates", "patch_quality", "transplant", "heads", "head_effects",
+          "head_grid", "ablate", "ablation", "ablation_above", "ablation_notes")  # fmt: skip
+NEEDED = {"patch": "patch_effects", "ablate": "ablation"}
+MATCHED, OWN, ALL = "matched", "own", "all"
+CONTROLS = ("unrelated", "random", "same cell")
+DECIDING = ("unrelated", "random")  # what the matched donor has to exceed
+WAYS = {"repair": "original → equivalent", "break": "equivalent → original"}  # donor → recipient
+KINDS = ("disagreement", "agreement", "shared error")
+HEADS = "z"  # the site that is cut into heads
+RESIDUAL = ("resid_pre", "resid_mid", "resid_post")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Cells that were tested together: rows of ``patch_effects`` of one arm, direction, kind, site and position.
+
+    ``matched`` has a row a cell; ``controls`` by name the same cells in the same order.
+    """
+
+    arm: str
+    direction: str
+    kind: str
+    site: str
+    position: str
+    matched: pd.DataFrame
+    controls: dict[str, pd.DataFrame]
+
+    @property
+    def measured(self) -> bool:
+        """Whether any effect is defined."""
+        return bool(self.matched["effect"].notna().any())
+
+    @property
+    def monotone(self) -> bool:
+        """Whether the curve climbs by construction."""
+        return bool(self.matched["monotone"].map(truth).any())
+
+    @property
+    def decided(self) -> bool:
+        """Whether it can be told which cells are specific: there was a control, and there were instances enough."""
+        return bool(self.matched["specific"].notna().any())
+
+    @property
+    def n(self) -> int:
+        return int(self.matched["n"].max())
+
+    @property
+    def groups(self) -> int:
+        return int(self.matched["n_groups"].max())
+
+    @property
+    def place(self) -> str:
+        return f"{self.site} at {position_name(self.position)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Interventions:
+    """The files of one run.
+
+    Attributes:
+        command: ``patch`` or ``ablate``.
+        arms: ``base`` first, then the adapters.
+        heads: of each layer, None where a layer has none to cut.
+        cuts: of a patching study.
+    """
+
+    command: str
+    resolved: dict[str, Any]
+    environment: dict[str, Any]
+    results: dict[str, Any]
+    tables: dict[str, pd.DataFrame]
+    arms: tuple[str, ...]
+    heads: tuple[int | None, ...]
+    cuts: tuple[Cut, ...] = ()
+
+    def of(self, table: str, arm: str, **where: Any) -> pd.DataFrame:
+        """The rows of one arm, with these values; none where the table was not made."""
+        found = self.tables[table]
+        for name, value in {"arm": arm, **where}.items():
+            if len(found):
+                found = found[found[name] == value]
+        return found
+
+    @property
+    def layers(self) -> int:
+        return len(self.heads)
+
+    def is_last(self, layer: int) -> bool:
+        return layer == self.layers - 1
+
+    @property
+    def kind(self) -> str:
+        """The kind of pair that findings speak of: the first of ``KINDS`` with effects."""
+        known = {cut.kind for cut in self.cuts if cut.measured}
+        return next((kind for kind in KINDS if kind in known), ALL)
+
+    @property
+    def main(self) -> list[Cut]:
+        """The cuts of that kind."""
+        return [cut for cut in self.cuts if cut.kind == self.kind]
+
+
+def command_of(run: RunDirectory) -> str:
+    """Which command made a run: ``run``, ``patch``, ``ablate`` or ``eval``."""
+    return str(run.read_json("resolved.json").get("command", "run"))
+
+
+def read(run: RunDirectory) -> Interventions:
+    """Read a run.
+
+    Raises:
+        RunError: the run was made by another command, or a file is missing.
+    """
+    import pandas as pd
+
+    command = command_of(run)
+    if command not in NEEDED:
+        raise RunError(f"{run.path} is not of `probe patch` or `probe ablate`: give the folder of such a run")
+    run.table(NEEDED[command])
+    tables = {name: run.table(name) if run.has_table(name) else pd.DataFrame() for name in TABLES}
+    for name, column in (("patch_effects", "group"), ("transplant", "presentation")):
+        tables[name] = _overall(tables[name], column)
+    results = run.read_json("results.json", keys=("arms", "model"))
+    return Interventions(
+        command=command,
+        resolved=run.read_json("resolved.json"),
+        environment=run.read_json("environment.json"),
+        results=results,
+        tables=tables,
+        arms=tuple(results["arms"]),
+        heads=tuple(results["model"]["heads"]),
+        cuts=tuple(_cuts(tables["patch_effects"])),
+    )
+
+
+def of_study(source: Source) -> Interventions:
+    """The interventions of a whole study, from what its own report has read."""
+    import pandas as pd
+
+    tables = {name: source.tables.get(name, pd.DataFrame()) for name in TABLES}
+    tables["patch_effects"] = _overall(tables["patch_effects"], "group")
+    return Interventions(
+        command="run",
+        resolved=source.resolved,
+        environment=source.environment,
+        results=source.results,
+        tables=tables,
+        arms=source.arms,
+        heads=(None,) * source.layers,
+        cuts=tuple(_cuts(tables["patch_effects"])),
+    )
+
+
+def _overall(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The rows over all settings, or all presentations."""
+    return table[table[column] == ALL].reset_index(drop=True) if column in table else table
+
+
+def _cuts(table: pd.DataFrame) -> Iterator[Cut]:
+    """Every arm, direction, kind, site and position with rows, in the order of the table."""
+    if table.empty:
+        return
+    for key, rows in table.groupby(["arm", "direction", "kind", "site", "position"], sort=False):
+        by_donor = {str(donor): one for donor, one in rows.groupby("donor", sort=False)}
+        if MATCHED in by_donor:
+            matched = by_donor[MATCHED].sort_values(["layer", "head"], kind="stable").reset_index(drop=True)
+            controls = {
+                name: matched[["layer", "head"]].merge(by_donor[name], on=["layer", "head"], how="left")
+                for name in CONTROLS
+                if name in by_donor
+            }
+            arm, direction, kind, site, position = map(str, key)
+            yield Cut(arm, direction, kind, site, position, matched, controls)
+
+
+def in_order(positions: Sequence[str]) -> list[str]:
+    """Numbered spans first, then other spans, then the answer and all positions, as they mostly stand in a prompt."""
+
+    def place(position: str) -> tuple[int, str, int]:
+        name, _, end = position.partition(":")
+        if position in ("answer", "all"):
+            return (2 + (position == "all"), "", 0)
+        return (0, name, int(end)) if end.isdecimal() else (1, "", 0)
+
+    return sorted(dict.fromkeys(positions), key=place)
+
+
+def exceeding(source: Interventions, cut: Cut) -> list[int]:
+    """Places in ``cut.matched`` of the specific cells, without the layer that restores by construction."""
+    return [
+        number
+        for number, row in enumerate(cut.matched.to_dict("records"))
+        if truth(row["specific"]) and not (cut.monotone and source.is_last(int(row["layer"])))
+    ]
+
+
+def nearest(cut: Cut, number: int) -> tuple[str, dict[str, Any]] | None:
+    """The control that the matched donor exceeds least in a cell, with its row; None where nothing was compared."""
+    import pandas as pd
+
+    found = [
+        (name, cut.controls[name].iloc[number].to_dict())
+        for name in DECIDING
+        if name in cut.controls and pd.notna(cut.controls[name]["above"].iat[number])
+    ]
+    return min(found, key=lambda one: float(one[1]["above"]), default=None)
+
+
+def strongest(source: Interventions, cut: Cut, among: Sequence[int] | None = None) -> int | None:
+    """The cell in which the matched donor exceeds its nearest control most (by effect, where there is no control)."""
+    import pandas as pd
+
+    chosen = range(len(cut.matched)) if among is None else among
+    allowed = [
+        number for number in chosen
+        if pd.notna(cut.matched["effect"].iat[number])
+        and not (cut.monotone and len(cut.matched) > 1 and source.is_last(int(cut.matched["layer"].iat[number])))
+    ]  # fmt: skip
+
+    def size(number: int) -> float:
+        control = nearest(cut, number)
+        return float(cut.matched["effect"].iat[number] if control is None else control[1]["above"])
+
+    return max(allowed, key=size, default=None)
+
+
+def position_name(position: str) -> str:
+    """A position as a reader names it."""
+    name = shown(position).removeprefix("span:")
+    return {"answer": "the answer position", "all": "all positions"}.get(name, name)
+
+
+def cell_name(row: Any) -> str:
+    """``layer 3``, or ``3.1`` for a head."""
+    import pandas as pd
+
+    return f"layer {int(row['layer'])}" if pd.isna(row["head"]) else f"{int(row['layer'])}.{int(row['head'])}"
+
+
+def truth(value: Any) -> bool:
+    """A flag of a table, where nothing stands for false."""
+    return value is True or (hasattr(value, "dtype") and bool(value == True))  # noqa: E712
+
+
+def number(value: Any) -> float | None:
+    """A number of a table, None where it is undefined."""
+    import pandas as pd
+
+    return None if pd.isna(value) else float(value)
