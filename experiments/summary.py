@@ -60,7 +60,7 @@ def _show_table(results: dict[str, Any], console: Console) -> None:
     made = results.get("table")
     if made is not None:
         table = run_table.show(pd.DataFrame(made["rows"]), RunTable(**made["spec"]), len(results["arms"]))
-        _print_whole(console, table)
+        print_whole(console, table)
 
 
 def _link(arm: str, found: dict[str, Any]) -> Any:
@@ -171,7 +171,7 @@ _LINES: list[tuple[str, Any]] = [
 
 def show_made(directory: Path, results: dict[str, Any]) -> None:
     """Print the table of a behavioural run, what each adapter changed, and where the files are."""
-    console = _console()
+    console = terminal()
     show_table_of(results["table"])
     for pair, arms in results["comparison"].items():
         for arm, found in arms.items():
@@ -186,14 +186,15 @@ def show_table_of(made: dict[str, Any]) -> None:
     """Print a table as results.json keeps it."""
     import pandas as pd
 
+    from experiments.answer_tables import AnswerTableSpec
     from experiments.tables import TableSpec, show_within
 
-    console = _console()
-    for part in show_within(pd.DataFrame(made["rows"]), TableSpec(**made["spec"]), console):
-        _print_whole(console, part)
+    console, kind = terminal(), AnswerTableSpec if made["spec"].get("of") == "answers" else TableSpec
+    for part in show_within(pd.DataFrame(made["rows"]), kind(**made["spec"]), console):
+        print_whole(console, part)
 
 
-def _console() -> Console:
+def terminal() -> Console:
     """The terminal; a file is as wide as what is written to it, unless COLUMNS says otherwise."""
     from rich.console import Console
 
@@ -201,7 +202,7 @@ def _console() -> Console:
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=FILE_WIDTH)
 
 
-def _print_whole(console: Console, table: Table) -> None:
+def print_whole(console: Console, table: Table) -> None:
     """Print a table at its own width where the console is narrower: a cut number would be another one."""
     from rich.console import Console
     from rich.measure import Measurement
@@ -214,7 +215,7 @@ def show_comparison(found: Comparison) -> None:
     """Print both sides of every statistic, the difference with its interval, and the tests."""
     from rich.table import Table
 
-    console = _console()
+    console = terminal()
     console.print(f"first:  {found.first}\nsecond: {found.second}", highlight=False, soft_wrap=True)
     for note in found.notes:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
@@ -232,7 +233,7 @@ def show_comparison(found: Comparison) -> None:
             if moved != "–":
                 moved += f" [{_or_dash(one['low'], change)}, {_or_dash(one['high'], change)}]"
             table.add_row(name, *known, moved)
-        _print_whole(console, table)
+        print_whole(console, table)
     for kind, test in found.tests.items():
         tested = f"{test['method']} p = {test['p']:.4f}, Holm {test['p_holm']:.4f}"
         if math.isnan(test["p"]):
