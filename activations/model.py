@@ -59,6 +59,8 @@ class Model:
         self.replaced: dict[str, tuple[replacements.Replacement, ...]] = {}
         """Whole tensors that an adapter brings, swapped in while it is on."""
         self._slots: list[replacements.Slot] = []
+        self.n_parameters: int = sources.n_parameters(hf_model)
+        """Parameters of the base model, tied ones once; adapters don't count."""
         self.structure: Structure = discover(hf_model)
         self.identity: dict[str, Any] = {
             "name": name,

@@ -241,3 +241,9 @@ def _dtype(dtype: str) -> Any:
     if dtype not in DTYPES:
         raise ModelError(f"dtype is {dtype!r}; use one of {', '.join(DTYPES)}")
     return "auto" if dtype == "auto" else getattr(torch, dtype)
+
+
+def n_parameters(hf_model: Any) -> int:
+    """How many parameters a model has, tied ones once; of packed 4-bit weights those that they stand for."""
+    counted = getattr(hf_model, "num_parameters", None)
+    return int(counted() if callable(counted) else sum(one.numel() for one in hf_model.parameters()))

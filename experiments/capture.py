@@ -41,6 +41,7 @@ class CaptureConfig(Asking):
 
     command: ClassVar[str] = "capture"
 
+    limit: int = Field(100, ge=1, le=1_000_000, description="matched sets a setting")
     arm: str | None = Field(None, description="base, or the adapter to switch on; the adapter given, if it is one")
     sites: tuple[str, ...] = Field(("resid_post",), description="sites, or TransformerLens names")
     layers: tuple[int, ...] | None = Field(None, description="layers, counted from the end if negative; default all")

@@ -1,4 +1,4 @@
-"""``probe compare``: two arms on the same items, whichever runs they come from.
+"""``probe compare RUN RUN``: two arms on the same items, whichever runs they come from; ``comparing_models`` takes more.
 
 Two runs can be compared only where they asked the same things: the same family version, settings and instances, in the
 same words. The prompts themselves are compared, since equal parameters of two versions may render differently. How
@@ -96,19 +96,23 @@ def compare(first: Side, second: Side, *, resamples: int, seed: int, strata: str
 
     one, two = (RunDirectory(each.run) for each in (first, second))
     values = [run.read_json("resolved.json", keys=NEEDED) for run in (one, two)]
-    notes = _differences(*values)
+    notes = differing(*values)
     if first.run != second.run:
-        _same_prompts(one, two)
+        same_prompts(one, two)
     kinds = list(dict.fromkeys(first.table["presentation"]))
     rows = ["setting", "key"]
     found: dict[str, Any] = {}
     tests: dict[str, dict[str, Any]] = {}
     repeated = bool(first.table.duplicated(["key", "presentation"]).any())
+    without = _without(one, kinds)
     for kind in kinds[1:]:
         pair = (kinds[0], kind)
-        layers = _strata(paired(first.table, pair), values[0]["params"], strata)
+        before, after = (_having(side.table, without.get(kind, set())) for side in (first, second))
+        if kind in without:
+            notes.append(f"{len(without[kind])} sets have no {kind} and no part in what is said of it")
+        layers = _strata(paired(before, pair), values[0]["params"], strata)
         found["/".join(pair)] = contrast(
-            first.table, second.table, pair=pair, statistics=STATISTICS, strata=layers, resamples=resamples, seed=seed
+            before, after, pair=pair, statistics=STATISTICS, strata=layers, resamples=resamples, seed=seed
         )
     for kind in kinds:
         right = [side.table[side.table["presentation"] == kind].set_index(rows)["correct"] for side in (first, second)]
@@ -120,29 +124,61 @@ def compare(first: Side, second: Side, *, resamples: int, seed: int, strata: str
     return Comparison(first=first.name, second=second.name, pairs=found, tests=tests, notes=tuple(notes))
 
 
-def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """What may differ and does; what may not is refused."""
+def _without(run: RunDirectory, kinds: Sequence[str]) -> dict[str, set[tuple[str, str]]]:
+    """Sets that lack a kind of presentation, by kind: a wording that would not be English is not rendered."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for record in run.records(run.items, keys=("setting", "key", "presentations")):
+        rendered = {shown["kind"] for shown in record["presentations"]}
+        for kind in kinds:
+            if kind not in rendered:
+                found.setdefault(kind, set()).add((record["setting"], record["key"]))
+    return found
+
+
+def _having(table: pd.DataFrame, without: set[tuple[str, str]]) -> pd.DataFrame:
+    """The rows of the other sets."""
+    if not without:
+        return table
+    return table[[row not in without for row in zip(table["setting"], table["key"], strict=True)]]
+
+
+def differing(
+    first: Mapping[str, Any], second: Mapping[str, Any], names: tuple[str, str] = ("the first", "the second")
+) -> list[str]:
+    """What may differ between two runs and does; what may not is refused.
+
+    Args:
+        first, second: what the runs were asked, as in resolved.json.
+        names: what the runs are called.
+
+    Raises:
+        RunError: naming what differs.
+    """
     for key in ("family", "family_version", "seed", "split", "params"):
         # The first key that differs, however deep: two whole grids would look alike in one line.
         for place, one, other in differences(first.get(key), second.get(key), key):
             raise RunError(
-                f"the two runs asked different things: {place} is {_short(one)} in the first and {_short(other)} in the "
-                "second; compare runs with the same items"
+                f"the two runs asked different things: {place} is {_short(one)} in {names[0]} and {_short(other)} in "
+                f"{names[1]}; compare runs with the same items"
             )
     if first["parser_version"] != second["parser_version"]:
         raise RunError(
-            f"the answers were read by parser version {first['parser_version']} in the first run and "
-            f"{second['parser_version']} in the second: bring both up to date with `probe score RUN`"
+            f"the answers were read by parser version {first['parser_version']} in {names[0]} and "
+            f"{second['parser_version']} in {names[1]}: bring both up to date with `probe score RUN`"
         )
     return [
-        f"{key} is {_short(first.get(key))} in the first and {_short(second.get(key))} in the second"
+        f"{key} is {_short(first.get(key))} in {names[0]} and {_short(second.get(key))} in {names[1]}"
         for key in FREE[2:]
         if first.get(key) != second.get(key)
     ]
 
 
-def _same_prompts(first: RunDirectory, second: RunDirectory) -> None:
-    """Compare the items line by line, one set in memory at a time."""
+def same_prompts(first: RunDirectory, second: RunDirectory) -> None:
+    """Compare the items line by line, one set in memory at a time.
+
+    Raises:
+        RunError: naming the first line that differs.
+    """
     keys = ("setting", "key", "presentations")
     ours, theirs = (run.records(run.items, keys=keys) for run in (first, second))
     for number, ahead in enumerate(ours, 1):

@@ -33,6 +33,8 @@ from tasks.contracts import Family
 from tasks.parsing import PARSER_VERSION
 
 FORMAT = 1
+# What begins a word that only says which of several sections is meant; it is no key.
+TAGGED = "of "
 FOLDS, SPLITS = 5, 5
 
 
@@ -47,8 +49,10 @@ class ProbeSettings(Section):
     inner_folds: int | None = Field(
         None, ge=2, le=20, description="folds that choose the penalty; the other folds in turn if not given"
     )
-    target: tuple[Literal["gold", "answer", "correct", "presentation"], ...] = Field(
-        ("gold",), description="what probes are trained to read, beside gold, which the link needs"
+    target: tuple[str, ...] = Field(
+        ("gold",),
+        description="what probes are trained to read, beside gold, which the link needs: answer, correct, presentation, "
+        "or what the family derives",
     )
     held_out: str | None = Field(
         None, min_length=1, description="swept parameter, or template, whose values folds hold out whole"
@@ -120,7 +124,7 @@ class Asking(Section):
     adapter: tuple[str, ...] = Field((), description="adapters of the model: hub ids or folders")
     family: str = Field("ordering", min_length=1, description="problem family")
     params: dict[str, Any] = Field(default_factory=dict, description="family parameters; a list sweeps")
-    limit: int = Field(100, ge=1, le=1_000_000, description="matched sets a setting")
+    limit: int | Literal["all"] = Field(100, description="matched sets a setting")  # bounds: see each command
     seed: int = Field(1, ge=0, description="seed of items, folds, shuffles, resamples and controls")
     split: Literal["train", "validation", "test"] = Field("test", description="split of the items")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
@@ -285,13 +289,16 @@ def _read_yaml(path: str) -> dict[str, Any]:
     return loaded
 
 
-def _sections(kind: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """The keys of a configuration that hold keys of their own."""
-    found = {}
+def _sections(kind: type[BaseModel]) -> dict[str, list[type[BaseModel]]]:
+    """The keys of a configuration that hold keys of their own, and the sections that may stand there."""
+    found: dict[str, list[type[BaseModel]]] = {}
     for name, field in kind.model_fields.items():
-        for part in (field.annotation, *get_args(field.annotation)):
+        parts = [field.annotation]
+        while parts:
+            part = parts.pop()
             if isinstance(part, type) and issubclass(part, BaseModel):
-                found[name] = part
+                found.setdefault(name, []).append(part)
+            parts += get_args(part)
     return found
 
 
@@ -314,10 +321,17 @@ def _set(values: dict[str, Any], pair: str, kind: type[Asking]) -> None:
     section[rest[0]] = value
 
 
+def _of(section: type[BaseModel]) -> Any:
+    """What a section says that it counts, where several may stand in one place."""
+    field = section.model_fields.get("of")
+    return None if field is None else next(iter(get_args(field.annotation)), None)
+
+
 # What pydantic says in words of Python.
 _PLAINLY = {
     "tuple_type": "give a list, for example [a, b]",
     "model_type": "give keys and values, for example {key: value}",
+    "dict_type": "give keys and values, for example {key: value}",
     "too_short": "give at least one",
     "too_long": "give two names, for example [original, equivalent]",
 }
@@ -327,18 +341,26 @@ def _first_problem(error: ValidationError, kind: type[Asking]) -> str:
     # A wrong key comes first: with it the right one is missing, and that alone would be a riddle.
     problem = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
     # A list is named without the place in it: `penalty.0` is no key.
-    where = ".".join(str(part) for part in problem["loc"] if not isinstance(part, int))
+    loc = problem["loc"]
+    where = ".".join(str(part) for part in loc if not isinstance(part, int) and not str(part).startswith(TAGGED))
     if problem["type"] == "extra_forbidden":
-        section: type[BaseModel] = kind
-        for part in problem["loc"][:-1]:
-            section = _sections(section).get(str(part), section)
-        keys = list(section.model_fields)
-        close = get_close_matches(str(problem["loc"][-1]), keys, n=1)
+        sections: list[type[BaseModel]] = [kind]
+        for part in loc[:-1]:
+            if str(part).startswith(TAGGED):
+                sections = [one for one in sections if f"{TAGGED}{_of(one)}" == part]
+            else:
+                sections = _sections(sections[0]).get(str(part), sections)
+        keys = list(sections[0].model_fields)
+        close = get_close_matches(str(loc[-1]), keys, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         return f"unknown key {where!r}{hint}: choose from {', '.join(keys)}"
     if problem["type"] == "missing":
         return f"{where} is missing: it has no default"
     said = _PLAINLY.get(problem["type"], f"{problem['msg'][0].lower()}{problem['msg'][1:]}")
+    if problem["type"] == "union_tag_invalid":
+        return f"{where}.of is {problem['input'].get('of')!r}: give pairs or answers"
+    if isinstance(problem["input"], Mapping):  # a whole section would drown the message
+        return f"{where}: {said}"
     if problem["input"] is None:
         return f"{where} is empty: give a value or leave it out ({said})"
     if isinstance(problem["input"], (list, tuple)) and problem["input"]:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.fitting import BASELINES, BOTH
+from experiments.fitting import BASELINES
 from experiments.groups import ALL
 from experiments.items import PAIR
+from experiments.probe_targets import EVERY
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,14 +21,14 @@ RESID = "resid_post"
 
 
 def main_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows about the gold answer, of probes on the residual stream, trained and read on all rows of the run."""
+    """The rows about the gold answer, of probes on the residual stream, trained and read on all rows of a presentation."""
     where = {"target": "gold", "features": "resid_post", "trained": ALL}
     if "trained" in table:  # a curve's rows; elsewhere the column setting is that of a prompt
         where["setting"] = ALL
     for column, value in where.items():
         if column in table:
             table = table[table[column] == value]
-    return table.reset_index(drop=True)
+    return table[table["presentation"] != EVERY].reset_index(drop=True)
 
 
 def curve_rows(table: pd.DataFrame, **where: Any) -> pd.DataFrame:
@@ -45,16 +46,18 @@ INTEGERS = ("layer", "first_layer", "first_layer_low", "first_layer_high")
 def probes(tables: Mapping[str, pd.DataFrame], arm: str, config: Config) -> dict[str, Any]:
     """What probes for the gold answer found, by presentation; those for other targets stand under ``targets``.
 
+    So do probes for the gold answer over presentations that flip it.
+
     Args:
         tables: probes, probe_curves, probe_change and transfer of all arms.
     """
     found: dict[str, Any] = {}
     for target in config.probe.target:
-        kinds = (BOTH,) if target == "presentation" else PAIR
+        kinds = dict.fromkeys(curve_rows(tables["probe_curves"], arm=arm, target=target)["presentation"])
         shown = {kind: _presentation(tables, arm, target, kind) for kind in kinds}
         if target == "gold":
-            found |= shown
-        else:
+            found |= {kind: shown.pop(kind) for kind in PAIR}
+        if shown:
             found.setdefault("targets", {})[target] = shown
     return found
 

@@ -80,7 +80,8 @@ def remember(run: RunDirectory, model: Model, *, token_ids: str, seed: int) -> N
     run.write_json(
         name,
         {
-            "model": model.identity,
+            # Beside the identity, which a resumed run has to meet and which older runs recorded without it.
+            "model": {**model.identity, "n_parameters": model.n_parameters},
             "asked": asked,
             "versions": _versions(),
             "python": sys.version.split()[0],

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from experiments import recipes
-from experiments.config import Asking, Setting, load_as
+from experiments.answer_figures import AnswerFigureSpec
+from experiments.answer_tables import AnswerTableSpec
+from experiments.config import TAGGED, Asking, Setting, load_as
 from experiments.errors import UsageError
-from experiments.tables import FigureSpec, TableSpec
+from experiments.table_specs import FigureSpec, TableSpec
 from experiments.tables import check as check_table
 
 REASONING_TOKENS = 1024
@@ -24,11 +26,31 @@ COLDEST = 1e-6  # as activations.sampling, which is not imported here since it n
 PARTNERS = {"distracted_equivalent": "distracted"}
 
 
+def _counted(value: Any) -> str:
+    """Which kind of table or figure is meant: of pairs, unless it says otherwise."""
+    of = value.get("of", "pairs") if isinstance(value, Mapping) else getattr(value, "of", "pairs")
+    return f"{TAGGED}{of}"
+
+
+def _number(value: Any) -> str:
+    return f"{TAGGED}word" if value == "all" else f"{TAGGED}number"
+
+
+PAIRS, ANSWERS = Tag(f"{TAGGED}pairs"), Tag(f"{TAGGED}answers")
+AnyTable = Annotated[Annotated[TableSpec, PAIRS] | Annotated[AnswerTableSpec, ANSWERS], Discriminator(_counted)]
+AnyFigure = Annotated[Annotated[FigureSpec, PAIRS] | Annotated[AnswerFigureSpec, ANSWERS], Discriminator(_counted)]
+AnyLimit = Annotated[
+    Annotated[int, Field(ge=1, le=1_000_000), Tag(f"{TAGGED}number")] | Annotated[Literal["all"], Tag(f"{TAGGED}word")],
+    Discriminator(_number),
+]
+
+
 class EvalConfig(Asking):
     """A behavioural study."""
 
     command: ClassVar[str] = "eval"
 
+    limit: AnyLimit = Field(100, description="matched sets a setting, or all where a family has a last one")
     max_tokens_reasoning: int | None = Field(
         None, ge=1, le=1_000_000, description=f"the same for prompt=reasoning; {REASONING_TOKENS} if not given"
     )
@@ -36,8 +58,8 @@ class EvalConfig(Asking):
     top_p: float | None = Field(None, gt=0, le=1, description="sample from the smallest set with this probability")
     top_k: int | None = Field(None, ge=1, description="sample from this many most probable tokens")
     invariance_threshold: float = Field(0.85, ge=0, le=1, description="the size is sought at which ι falls below it")
-    table: TableSpec | None = Field(None, description="rows, columns and pairs of the printed table")
-    figure: FigureSpec | None = Field(None, description="what is drawn from the table")
+    table: AnyTable | None = Field(None, description="rows and columns of the printed table")
+    figure: AnyFigure | None = Field(None, description="what is drawn from the table")
 
 
 def load_eval(path: str | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> EvalConfig:
@@ -68,9 +90,12 @@ def check(config: EvalConfig, grid: Sequence[Setting]) -> None:
         UsageError: naming the key.
     """
     params = {setting.label: setting.params for setting in grid}
-    check_table(table_of(config, grid), params)
-    if config.figure is not None:
-        check_table(config.figure.table(), params)
+    for spec in tables_of(config, grid):
+        # What a table of answers can show is known when the questions are.
+        if isinstance(spec, TableSpec):
+            check_table(spec, params)
+    if config.limit == "all" and not _ends(config):
+        raise UsageError(f"limit is all, but {config.family} draws sets without end: give a number")
     if 0 < config.temperature < COLDEST:
         raise UsageError(
             f"temperature is {config.temperature}: give {COLDEST} or more, or 0 for the most probable token"
@@ -87,6 +112,13 @@ def check(config: EvalConfig, grid: Sequence[Setting]) -> None:
         )
 
 
+def _ends(config: EvalConfig) -> bool:
+    from tasks.contracts import Finite
+    from tasks.registry import family as family_named
+
+    return isinstance(family_named(config.family), Finite)
+
+
 def reasons(setting: Setting) -> bool:
     """Whether the model is asked to think before it answers."""
     return setting.params.get("prompt") == "reasoning"
@@ -97,23 +129,20 @@ def tokens_of(config: EvalConfig, setting: Setting) -> int:
     return (config.max_tokens_reasoning or REASONING_TOKENS) if reasons(setting) else config.max_tokens
 
 
-def table_of(config: EvalConfig, grid: Sequence[Setting]) -> TableSpec:
+def tables_of(config: EvalConfig, grid: Sequence[Setting]) -> list[AnyTable]:
+    """The printed table, and the one that the figure is drawn from."""
+    return [table_of(config, grid), *([] if config.figure is None else [config.figure.table()])]
+
+
+def table_of(config: EvalConfig, grid: Sequence[Setting]) -> TableSpec | AnswerTableSpec:
     """The table that is asked for; without one, the profile of each setting, arm and pair."""
     if config.table is not None:
         return config.table
     if config.figure is not None:
         return config.figure.table()
-    from tasks.contracts import Directional
-    from tasks.registry import family as family_named
-
-    # An answer has to change where the gold answer does: no pair whose agreement counts.
-    family = family_named(config.family)
-    flipped = family.flipped if isinstance(family, Directional) else frozenset()
-    rendered = dict.fromkeys(kind for setting in grid for kind in kinds_of(setting))
-    kinds = [kind for kind in rendered if kind not in flipped]
-    partner = {kind: one for kind, one in PARTNERS.items() if one in kinds}
-    pairs = tuple((partner.get(kind, kinds[0]), kind) for kind in kinds[1:])
+    pairs = _kept_pairs(config, grid)
     if not pairs:
+        kinds = dict.fromkeys(kind for setting in grid for kind in kinds_of(setting))
         raise UsageError(f"presentations is {', '.join(kinds)}: a table compares two, add one")
     swept = [name for name in grid[0].params if len({str(setting.params.get(name)) for setting in grid}) > 1]
     columns = (
@@ -129,6 +158,20 @@ def table_of(config: EvalConfig, grid: Sequence[Setting]) -> TableSpec:
     return TableSpec(rows=(*swept, "arm", *(("pair",) if len(pairs) > 1 else ())), columns=columns, pairs=pairs)
 
 
+def _kept_pairs(config: EvalConfig, grid: Sequence[Setting]) -> tuple[tuple[str, str], ...]:
+    """Each presentation that keeps the gold answer, with what it is compared with."""
+    from tasks.contracts import Directional
+    from tasks.registry import family as family_named
+
+    # An answer has to change where the gold answer does: no pair whose agreement counts.
+    family = family_named(config.family)
+    flipped = family.flipped if isinstance(family, Directional) else frozenset()
+    rendered = dict.fromkeys(kind for setting in grid for kind in kinds_of(setting))
+    kinds = [kind for kind in rendered if kind not in flipped]
+    partner = {kind: one for kind, one in PARTNERS.items() if one in kinds}
+    return tuple((partner.get(kind, kinds[0]), kind) for kind in kinds[1:])
+
+
 def kinds_of(setting: Setting) -> Sequence[str]:
     """The presentations that are rendered under a setting."""
     kinds: Sequence[str] = setting.params.get("presentations", ("original", "equivalent"))
@@ -136,6 +179,8 @@ def kinds_of(setting: Setting) -> Sequence[str]:
 
 
 def pairs_of(config: EvalConfig, grid: Sequence[Setting]) -> tuple[tuple[str, str], ...]:
-    """Every pair that the table or the figure compares, each once."""
-    drawn = () if config.figure is None else config.figure.pairs
-    return tuple(dict.fromkeys((*table_of(config, grid).pairs, *drawn)))
+    """Every pair that the table or the figure compares, each once; beside a table of answers, those that there are."""
+    found: dict[tuple[str, str], None] = {}
+    for spec in tables_of(config, grid):
+        found |= dict.fromkeys(spec.pairs if isinstance(spec, TableSpec) else _kept_pairs(config, grid))
+    return tuple(found)

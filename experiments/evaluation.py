@@ -21,10 +21,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments import behaviour, items
+from experiments.answer_facts import Facts, arm_facts, facts_of
+from experiments.answer_tables import AnswerTableSpec, check_answers
 from experiments.config import Setting, resolved, settings
 from experiments.environment import load_model, remember
 from experiments.errors import RunError
-from experiments.eval_config import EvalConfig, check, pairs_of, reasons, table_of, tokens_of
+from experiments.eval_config import (
+    AnyFigure,
+    AnyTable,
+    EvalConfig,
+    check,
+    pairs_of,
+    reasons,
+    table_of,
+    tables_of,
+    tokens_of,
+)
 from experiments.progress import Reporter
 from experiments.rundir import RunDirectory, opened
 
@@ -33,7 +45,6 @@ if TYPE_CHECKING:
 
     from activations.model import Model
     from activations.sampling import Sampling
-    from experiments.tables import TableSpec
     from tasks.contracts import Family
 
 
@@ -67,6 +78,7 @@ def evaluate(config: EvalConfig, directory: Path, *, config_text: str, reporter:
         reporter.log = run.log
         with reporter.stage("items", 1):
             items.make(run, config, family, grid, pairs_of(config, grid))
+            check_facts(run, tables_of(config, grid), {one.label: one.params for one in grid})
         model = load_model(config, reporter)
         arms = ("base", *model.adapter_names)
         plan = _plan(run, model, config, grid)
@@ -91,13 +103,14 @@ def conclude(
     table: pd.DataFrame,
     params: Mapping[str, Mapping[str, Any]],
     config: EvalConfig,
-    spec: TableSpec,
+    spec: AnyTable,
 ) -> dict[str, Any]:
     """Everything that follows from a behaviour table: the printed table, the figure, results.json."""
     from experiments.results import plain
 
     made = tabulate(run, table, params, config, spec)
-    results: dict[str, Any] = plain({**summed(table, spec.pairs, config), "table": shown(made, spec)})
+    pairs = pairs_of(config, [Setting(label, one) for label, one in params.items()])
+    results: dict[str, Any] = plain({**summed(table, pairs, config), "table": shown(made, spec)})
     run.write_json("results.json", results)
     return results
 
@@ -107,25 +120,73 @@ def tabulate(
     table: pd.DataFrame,
     params: Mapping[str, Mapping[str, Any]],
     config: EvalConfig,
-    spec: TableSpec,
+    spec: AnyTable,
     *,
     name: str = "",
 ) -> pd.DataFrame:
     """Write a table and the configuration's figure: table.csv and figure.svg, or ``name``.csv and ``name``.svg."""
-    from experiments.tables import make_table
-
+    figure = config.figure
+    specs = [spec, *([] if figure is None else [figure.table()])]
+    facts = facts_of(run) if any(isinstance(one, AnswerTableSpec) for one in specs) else None
+    known = arm_facts(run, list(dict.fromkeys(table["arm"])))
     how: Any = {"seed": config.seed, "resamples": config.resamples}
-    made = make_table(table, params, spec, **how)
+    made = made_table(table, params, spec, facts, known, **how)
     run.write_text(f"{name or 'table'}.csv", made.to_csv(index=False))
-    if config.figure is not None:
-        from experiments.figures import draw
-
-        drawn = make_table(table, params, config.figure.table(), **how)
-        run.write_text(f"{name or 'figure'}.svg", draw(drawn, config.figure))
+    if figure is not None:
+        drawn = made_table(table, params, figure.table(), facts, known, **how)
+        run.write_text(f"{name or 'figure'}.svg", drawn_figure(drawn, figure))
     return made
 
 
-def shown(made: pd.DataFrame, spec: TableSpec) -> dict[str, Any]:
+def made_table(
+    table: pd.DataFrame,
+    params: Mapping[str, Mapping[str, Any]],
+    spec: AnyTable,
+    facts: Facts | None,
+    arms: Mapping[str, Mapping[str, Any]],
+    *,
+    seed: int,
+    resamples: int,
+) -> pd.DataFrame:
+    """The table of a specification, whatever its rows count.
+
+    Args:
+        facts: of the questions; needed for a table of answers.
+        arms: facts of each arm.
+    """
+    from experiments.answer_tables import make_answer_table
+    from experiments.tables import make_table
+
+    if not isinstance(spec, AnswerTableSpec):
+        return make_table(table, params, spec, seed=seed, resamples=resamples)
+    if facts is None:
+        raise RunError("a table of answers needs the facts of their questions: read them with facts_of")
+    return make_answer_table(table, facts, params, spec, seed=seed, resamples=resamples, arms=arms)
+
+
+def drawn_figure(frame: pd.DataFrame, figure: AnyFigure) -> str:
+    """A figure as SVG, from the table of its specification."""
+    from experiments.answer_figures import AnswerFigureSpec, draw_answers
+    from experiments.figures import draw
+
+    return draw_answers(frame, figure) if isinstance(figure, AnswerFigureSpec) else draw(frame, figure)
+
+
+def check_facts(run: RunDirectory, specs: Sequence[AnyTable], params: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse tables of answers that the run's questions can't give.
+
+    Raises:
+        UsageError: a row key or value that no question has.
+        RunError: the questions were made by another version of the family.
+    """
+    of_answers = [spec for spec in specs if isinstance(spec, AnswerTableSpec)]
+    if of_answers:
+        facts = facts_of(run)
+        for spec in of_answers:
+            check_answers(spec, facts, params, arm_facts(run, ["base"]))
+
+
+def shown(made: pd.DataFrame, spec: AnyTable) -> dict[str, Any]:
     """A table as results.json keeps it, ready to be printed again."""
     return {"spec": spec.model_dump(), "rows": made.to_dict("records")}
 

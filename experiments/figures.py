@@ -12,23 +12,44 @@ stands at the foot of the panel. The file is the same to the byte for the same t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from experiments.errors import RunError
-from experiments.table_columns import COLUMNS
-from experiments.tables import FigureSpec
+from experiments.table_columns import counted
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from experiments.table_columns import Column
+    from experiments.table_specs import Shown
 
 STYLES = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (5, 2, 1, 2)))
 PANEL_WIDTH, PANEL_HEIGHT, TITLE_HEIGHT, LEGEND_HEIGHT = 350, 285, 34, 22
 IN_A_ROW = 3
 LABELS_AT_MOST = 9
+NAMED = {"n": "n (problem size)", "n_parameters": "number of parameters"}
+
+
+class Curves(Protocol):
+    """What curves are drawn from, whatever their numbers count; `FigureSpec` says what each part means."""
+
+    @property
+    def x(self) -> str: ...
+    @property
+    def y(self) -> tuple[str, ...]: ...
+    @property
+    def lines(self) -> tuple[str, ...]: ...
+    @property
+    def panels(self) -> tuple[str, ...]: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def known(self) -> Mapping[str, Column[Any]]: ...
+    def table(self) -> Shown: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +72,16 @@ class _Panel:
     title: str
 
 
-def draw(frame: pd.DataFrame, spec: FigureSpec) -> str:
+def draw(frame: pd.DataFrame, spec: Curves) -> str:
     """The figure as one SVG file.
 
     Args:
-        frame: what `make_table` gives for `spec.table()`.
+        frame: what `make_table`, or `make_answer_table`, gives for `spec.table()`.
 
     Raises:
         RunError: the frame lacks what the figure shows.
     """
-    from experiments.report.drawing import drawn
-
-    needed = [*spec.table().rows, *(f"{name}{end}" for name in spec.y for end in ("", *_ends(name)))]
+    needed = [*spec.table().rows, *(each for name in spec.y for each in (name, *_ends(name, spec.known[name])))]
     lacking = [name for name in needed if name not in frame]
     if lacking or frame.empty:
         raise RunError(
@@ -72,7 +91,7 @@ def draw(frame: pd.DataFrame, spec: FigureSpec) -> str:
         )
     lines, panels = _lines(frame, spec), _panels(frame, spec)
     ticks = list(frame[spec.x].drop_duplicates())
-    across = min(IN_A_ROW, len(panels))
+    across = 2 if len(panels) == 2 * 2 else min(IN_A_ROW, len(panels))
     down = math.ceil(len(panels) / across)
     keys = math.ceil(len(lines) / _legend_columns(lines, across)) if _needs_legend(lines, frame, spec) else 0
 
@@ -91,27 +110,32 @@ def draw(frame: pd.DataFrame, spec: FigureSpec) -> str:
         if keys:
             _legend(figure, lines, frame, spec, across)
 
-    panel = drawn(
-        "figure",
+    return drawn_alone(
         paint,
-        title=spec.title or ", ".join(COLUMNS[name].label for name in spec.y),
-        description=f"{', '.join(COLUMNS[name].about for name in spec.y)}; over {spec.x}, with 95% intervals",
+        title=spec.title or ", ".join(spec.known[name].label for name in spec.y),
+        about=f"{', '.join(spec.known[name].about for name in spec.y)}; over {spec.x}, with 95% intervals",
         width=PANEL_WIDTH * across + (70 if across == 1 else 0),
         height=PANEL_HEIGHT * down + (TITLE_HEIGHT if spec.title else 0) + LEGEND_HEIGHT * keys,
     )
-    # A file of its own needs the address of the format, which a drawing inside a page does without.
+
+
+def drawn_alone(paint: Callable[[Any], None], *, title: str, about: str, width: int, height: int) -> str:
+    """A drawing as a file of its own, which needs the address of the format; inside a page it does without."""
+    from experiments.report.drawing import drawn
+
+    panel = drawn("figure", paint, title=title, description=about, width=width, height=height)
     return str(panel.svg).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
 
 
-def _ends(name: str) -> tuple[str, ...]:
-    return ("_low", "_high") if COLUMNS[name].interval else ()
+def _ends(name: str, column: Column[Any]) -> tuple[str, ...]:
+    return (f"{name}_low", f"{name}_high") if column.interval else ()
 
 
 def _combinations(frame: pd.DataFrame, keys: Sequence[str]) -> list[tuple[Any, ...]]:
     return list(frame[list(keys)].drop_duplicates().itertuples(index=False, name=None)) if keys else [()]
 
 
-def _lines(frame: pd.DataFrame, spec: FigureSpec) -> list[_Line]:
+def _lines(frame: pd.DataFrame, spec: Curves) -> list[_Line]:
     from experiments.report.drawing import arm_looks
     from experiments.report.source import shown
 
@@ -131,20 +155,20 @@ def _lines(frame: pd.DataFrame, spec: FigureSpec) -> list[_Line]:
     return lines
 
 
-def _panels(frame: pd.DataFrame, spec: FigureSpec) -> list[_Panel]:
+def _panels(frame: pd.DataFrame, spec: Curves) -> list[_Panel]:
     panels = []
     for values in _combinations(frame, spec.panels):
         for name in spec.y:
             parts = [f"{key} {value}" for key, value in zip(spec.panels, values, strict=True)]
-            title = ", ".join([*parts, *([_heading(name)] if len(spec.y) > 1 or not parts else [])])
+            title = ", ".join([*parts, *([_heading(name, spec.known[name])] if len(spec.y) > 1 or not parts else [])])
             panels.append(_Panel(name, values, title))
     return panels
 
 
-def _heading(name: str) -> str:
+def _heading(name: str, column: Column[Any]) -> str:
     """A column's name as words: figures have no table head that explains a letter."""
     words = name.replace("_", " ")
-    label = COLUMNS[name].label
+    label = column.label
     return words[0].upper() + words[1:] + (f" ({label})" if len(label) < 3 and label.lower() != words else "")
 
 
@@ -155,11 +179,11 @@ def _select(frame: pd.DataFrame, keys: Sequence[str], values: tuple[Any, ...]) -
 
 
 def _paint_panel(
-    axes: Any, frame: pd.DataFrame, spec: FigureSpec, panel: _Panel, lines: Sequence[_Line], ticks: list[Any]
+    axes: Any, frame: pd.DataFrame, spec: Curves, panel: _Panel, lines: Sequence[_Line], ticks: list[Any]
 ) -> None:
     from experiments.report.drawing import SOFT, percent_axis
 
-    column = COLUMNS[panel.column]
+    column = spec.known[panel.column]
     part = _select(frame, spec.panels, panel.values)
     place_of = _places(ticks)
     for number, line in enumerate(lines):
@@ -170,8 +194,10 @@ def _paint_panel(
         y = rows[panel.column].to_numpy(dtype=float)
         axes.plot(x, y, color=line.colour, marker=line.marker, linestyle=line.style, markeredgewidth=0)
         if column.interval:
-            low, high = (rows[f"{panel.column}{end}"].to_numpy(dtype=float) for end in _ends(panel.column))
+            low, high = (rows[end].to_numpy(dtype=float) for end in _ends(panel.column, column))
             axes.fill_between(x, low, high, color=line.colour, alpha=0.14, linewidth=0)
+            if len(rows) == 1:  # a band needs two points
+                axes.vlines(x, low, high, color=line.colour, alpha=0.5, linewidth=1.0)
         missing = x[~np.isfinite(y)]
         if len(missing):
             # At the foot, a little apart for each line; in axes coordinates, whatever the numbers are.
@@ -180,7 +206,7 @@ def _paint_panel(
                       transform=axes.get_xaxis_transform())  # fmt: skip
     axes.set_title(panel.title, fontsize=11, loc="left")
     if len(spec.y) == 1 and spec.panels:
-        axes.set_ylabel(_heading(panel.column))
+        axes.set_ylabel(_heading(panel.column, column))
     _horizontal(axes, spec.x, ticks)
     axes.grid(axis="x", visible=False)
     if column.unit in ("percent", "range"):
@@ -230,18 +256,18 @@ def _horizontal(axes: Any, name: str, ticks: list[Any]) -> None:
     # Counted from the last, which is the one that a reader looks for.
     named = [(len(ticks) - 1 - number) % step == 0 for number in range(len(ticks))]
     labels = [
-        f"{tick:g}" if named[number] and _are_numbers(ticks) else str(tick) if named[number] else ""
+        counted(tick) if named[number] and _are_numbers(ticks) else str(tick) if named[number] else ""
         for number, tick in enumerate(ticks)
     ]
     axes.set_xticks(places, labels)
-    axes.set_xlabel("n (problem size)" if name == "n" else name)
+    axes.set_xlabel(NAMED.get(name, name))
 
 
-def _needs_legend(lines: Sequence[_Line], frame: pd.DataFrame, spec: FigureSpec) -> bool:
+def _needs_legend(lines: Sequence[_Line], frame: pd.DataFrame, spec: Curves) -> bool:
     return len(lines) > 1 or _has_missing(frame, spec)
 
 
-def _has_missing(frame: pd.DataFrame, spec: FigureSpec) -> bool:
+def _has_missing(frame: pd.DataFrame, spec: Curves) -> bool:
     return bool(frame[list(spec.y)].isna().any(axis=None))
 
 
@@ -251,7 +277,7 @@ def _legend_columns(lines: Sequence[_Line], across: int) -> int:
     return max(1, min(len(lines) + 1, int(across * PANEL_WIDTH / (7.2 * longest + 60))))
 
 
-def _legend(figure: Any, lines: Sequence[_Line], frame: pd.DataFrame, spec: FigureSpec, across: int) -> None:
+def _legend(figure: Any, lines: Sequence[_Line], frame: pd.DataFrame, spec: Curves, across: int) -> None:
     from matplotlib.lines import Line2D
 
     from experiments.report.drawing import SOFT

@@ -7,7 +7,8 @@ say of a curve, made by the same code (``probe_measures``).
 Units that are held out whole may be *crossed* with instances: under two relations a family asks about the same orders.
 Folds by unit would then leave nothing to train on, since the other units hold the same instances. So each unit is read by
 probes of the other units, by the one whose fold held its instance out: neither the unit nor the instance was seen. There
-is then one result a unit.
+is then one result a unit. Units that have one label each are dealt to folds instead, several together, and count as the
+instances; see ``probe_units``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import fit_rows, fitting, probe_options
+from experiments import fit_rows, fitting, probe_options, probe_units
 from experiments.config import FOLDS
 from experiments.errors import UsageError
 from experiments.fit_options import Choice, as_flags
@@ -80,6 +81,9 @@ def fit(opened: Opened, chosen: Choice, reporter: Reporter) -> Fit:
     units = fit_rows.units(asked, own, chosen)
     fit_rows.check_rows(asked, own, units, chosen)
     others = {kind: fit_rows.rows(asked, labels, (kind,)) for kind in chosen.read}
+    if units is not None and fit_rows.whole(own, units):
+        own, others, note = fit_rows.by_unit(asked, own, others, chosen)
+        notes.append(note)
     for kind, rows in others.items():
         if len(rows.place) == 0:
             raise UsageError(f"--read is {kind}, of which no row has the target {chosen.target}: leave it out")
@@ -95,7 +99,7 @@ def fit(opened: Opened, chosen: Choice, reporter: Reporter) -> Fit:
     with reporter.stage(f"probes of {len(layers)} layers", len(values) if crossed else 1) as done:
         if units is not None and crossed:
             held_out = str(chosen.config.probe.held_out)
-            names = probe_options.unit_names(held_out, asked.params, asked.table)
+            names = probe_units.unit_names(held_out, asked.params, asked.table)
             for unit in values:
                 read = {kind: one.within(names[one.place] == unit) for kind, one in {trained: own, **others}.items()}
                 read = {kind: one for kind, one in read.items() if len(one.place)}
@@ -148,18 +152,6 @@ def _check_constant(features: np.ndarray, layers: Sequence[int], chosen: Choice)
         )
 
 
-def _strata(asked: Asked, own: Rows, folds: int) -> np.ndarray | None:
-    """As in a run, but no strata in which the target itself does not vary."""
-    shown = asked.table.iloc[own.place]
-    for names in (fitting.strata(shown, folds), shown["setting"].astype(str).to_numpy()):
-        if names is None:
-            return None
-        several = {name for name in np.unique(names) if len(np.unique(own.labels[names == name])) == 2}
-        if np.isin(names, list(several)).mean() > 0.5 and len(np.unique(names)) > 1:
-            return names
-    return None
-
-
 def _fit(
     features: Callable[[Rows], np.ndarray],
     asked: Asked,
@@ -176,17 +168,28 @@ def _fit(
         options["penalty"] = probe.penalty[0] if len(probe.penalty) == 1 else probe.penalty
     if probe.inner_folds is not None:
         options["inner_folds"] = probe.inner_folds
-    folds = probe.folds or FOLDS
-    options |= {"folds": folds} if units is None else {"held_out": units}
-    count = folds if units is None else len(np.unique(units))
+    count, whole = probe.folds or FOLDS, units is not None and fit_rows.whole(own, units)
+    if units is None:
+        options["folds"] = count
+    elif whole:
+        # Units of one label each stand in for instances.
+        folds = probe_units.dealt(units, own.labels, folds=FOLDS, seed=chosen.config.seed)
+        count = max(folds.values()) + 1
+        options |= {"folds": count, "assigned": np.array([folds[key] for key in own.keys])}
+    else:
+        options["held_out"], count = units, len(np.unique(units))
+
+    def strata(rows: Rows) -> np.ndarray | None:
+        if whole:
+            return None
+        return fitting.varied_strata(asked.table.iloc[rows.place], rows.labels, count)
+
     return fit_probes(
         features(own),
         own.labels,
         own.keys,
-        strata=_strata(asked, own, count),
-        readings={
-            kind: Reading(features(one), one.labels, one.keys, _strata(asked, one, count)) for kind, one in read.items()
-        },
+        strata=strata(own),
+        readings={kind: Reading(features(one), one.labels, one.keys, strata(one)) for kind, one in read.items()},
         **options,
     )
 

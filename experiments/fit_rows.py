@@ -6,12 +6,13 @@ from the family, which derives targets of its own. A row without a label has no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments import fitting, probe_options
+from experiments import fitting, probe_options, probe_units
 from experiments.config import FOLDS
 from experiments.errors import UsageError
 from experiments.fit_options import PRESENTATION, Choice, as_flags
@@ -109,12 +110,33 @@ def rows(asked: Asked, labels: np.ndarray, kinds: Sequence[str]) -> Rows:
 
 def units(asked: Asked, own: Rows, chosen: Choice) -> np.ndarray | None:
     name = chosen.config.probe.held_out
-    return None if name is None else probe_options.unit_names(name, asked.params, asked.table.iloc[own.place])
+    return None if name is None else probe_units.unit_names(name, asked.params, asked.table.iloc[own.place])
 
 
 def crossed(own: Rows, units: np.ndarray) -> bool:
     """Whether every instance stands under more than one unit."""
     return all(len(np.unique(units[own.keys == key])) > 1 for key in np.unique(own.keys))
+
+
+def whole(own: Rows, units: np.ndarray) -> bool:
+    """Whether some unit has one label, so that folds are made of several whole units."""
+    return not crossed(own, units) and bool(probe_units.one_label(units, own.labels))
+
+
+def by_unit(asked: Asked, own: Rows, others: Mapping[str, Rows], chosen: Choice) -> tuple[Rows, dict[str, Rows], str]:
+    """The same rows with their units in the place of instances, and a note that says so."""
+
+    def named(rows: Rows) -> Rows:
+        keys = probe_units.unit_names(str(chosen.config.probe.held_out), asked.params, asked.table.iloc[rows.place])
+        return replace(rows, keys=keys)
+
+    mine = named(own)
+    held_out = chosen.config.probe.held_out
+    note = (
+        f"values of {held_out} have one label each: {len(np.unique(mine.keys))} of them are dealt to "
+        f"{probe_units.fold_count(mine.keys, mine.labels, folds=FOLDS)} folds and count as the instances"
+    )
+    return mine, {kind: named(rows) for kind, rows in others.items()}, note
 
 
 def check_rows(asked: Asked, own: Rows, units: np.ndarray | None, chosen: Choice) -> None:
@@ -141,13 +163,14 @@ def check_rows(asked: Asked, own: Rows, units: np.ndarray | None, chosen: Choice
                 f"{fewer}: {min(counts)} of {all_} instances, and each of {folds} folds needs one; {advice}"
             )
     else:
-        for unit in dict.fromkeys(units):
-            if len(found := np.unique(own.labels[units == unit])) < 2:
-                raise UsageError(
-                    f"--held-out is {probe.held_out}, but all rows of {probe.held_out} {unit} are {words[found[0]]}, and a "
-                    f"fold needs both: leave --held-out out, or name a parameter whose values each have {words[0]} and "
-                    f"{words[1]}"
-                )
+        single = probe_units.one_label(units, own.labels)
+        if single and min(probe_units.holding(units, own.labels).values()) < 2:
+            label = int(own.labels[units == single[0]][0])
+            raise UsageError(
+                f"--held-out is {probe.held_out}, but all rows of {probe.held_out} {single[0]} are {words[label]}, and a "
+                f"fold needs both: leave --held-out out, or name a parameter whose values each have {words[0]} and "
+                f"{words[1]}, or of which at least two have either"
+            )
     if units is None:
         return
     names = list(dict.fromkeys(units))
@@ -157,8 +180,11 @@ def check_rows(asked: Asked, own: Rows, units: np.ndarray | None, chosen: Choice
         )
     if crossed(own, units):
         count, made = FOLDS, f"instances are dealt to {FOLDS} folds"
+    elif whole(own, units):
+        count = probe_units.fold_count(units, own.labels, folds=FOLDS)
+        made = f"values of {probe.held_out} have one label each and are dealt to {count} folds"
     else:
-        count, made = len(names), probe_options.units_said(str(probe.held_out), names)
+        count, made = len(names), probe_units.units_said(str(probe.held_out), names)
     try:
         probe_options.check_inner_folds(probe, count, made)
     except UsageError as error:

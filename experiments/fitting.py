@@ -5,7 +5,8 @@ One *curve* is a probe at every layer for one target, trained on one presentatio
 
 Curves are compared with each other, so folds are shared: an instance lies in the same fold for every presentation, group
 and arm. They are dealt once, stratified by setting and cell, from the items alone. The shuffle null exchanges labels
-among instances of one setting and question phrase, in what the probes are read on too.
+among instances of one setting and question phrase, in what the probes are read on too. Where folds hold out units that
+have one gold answer each (templates), units are dealt to folds and take the place of instances; see ``probe_units``.
 
 A curve trained on all rows is also read group by group, in the other presentation and in the other arm; one trained on a
 group is read in the other groups that fix the same parameters. All of these are the same probes: a row is judged by the
@@ -26,7 +27,9 @@ import numpy as np
 
 from experiments.groups import ALL, Group, groups
 from experiments.items import PAIR
-from experiments.probe_options import phrases, unit_names
+from experiments.probe_targets import BOTH, EVERY, column, presentations
+from experiments.probe_units import phrases, unit_names
+from tasks.targets import STANDARD
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
     from probes.linear import ProbeResult
 
 T = TypeVar("T")
-BOTH = "both"
 OTHER = dict(zip(PAIR, PAIR[::-1], strict=True))
 BASELINES = ("embed", "length", "tokens")
 EXCHANGEABLE = 4  # rows of a stratum in a fold, on average, below which the null exchanges labels more widely
@@ -56,7 +58,7 @@ class Curve:
 
     @property
     def is_main(self) -> bool:
-        """The curve that the link and the summary use."""
+        """The curves that the link and the summary use."""
         return self.target == "gold" and self.trained == ALL
 
     @property
@@ -69,9 +71,11 @@ class Material:
     """What all curves of a run are fitted from; rows stand in the same order for every arm.
 
     Attributes:
-        tables: readouts of each arm, with ``answer`` and ``correct`` of its text.
+        tables: readouts of each arm, with ``answer`` and ``correct`` of its text; labels of derived targets, and
+            ``template``, where there are any.
         tokens: ids of each row's prompt.
         params: family parameters by setting.
+        whole: whether folds are made of whole units, several each, that take the place of instances.
     """
 
     stores: Mapping[str, ActivationStore]
@@ -81,6 +85,7 @@ class Material:
     labels: Sequence[str]
     layers: int
     config: Config
+    whole: bool = False
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -89,7 +94,7 @@ class Material:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of one arm with their labels, 0 or 1."""
+    """Rows of one arm with their labels, 0 or 1; ``keys`` are their instances, or the units that stand in for these."""
 
     place: np.ndarray
     labels: np.ndarray
@@ -103,7 +108,7 @@ def curves(params: Mapping[str, Mapping[str, Any]], config: Config) -> list[Curv
     """All curves of a run, in the order in which they are fitted."""
     found = []
     for target in config.probe.target:
-        for kind in (BOTH,) if target == "presentation" else PAIR:
+        for kind in presentations(target, params, config):
             found += [Curve(target, kind, group) for group in groups(params, config.table.rows)]
     return found
 
@@ -130,6 +135,17 @@ def strata(table: pd.DataFrame, folds: int) -> np.ndarray | None:
     for names in (setting,) if telling else (finest, setting):
         count = len(np.unique(names))
         if count > 1 and len(names) >= EXCHANGEABLE * folds * count:
+            return names
+    return None
+
+
+def varied_strata(table: pd.DataFrame, labels: np.ndarray, folds: int) -> np.ndarray | None:
+    """As ``strata``, but none in which most rows have nothing to exchange their label with."""
+    for names in (strata(table, folds), table["setting"].astype(str).to_numpy()):
+        if names is None:
+            return None
+        several = {name for name in np.unique(names) if len(np.unique(labels[names == name])) == 2}
+        if np.isin(names, list(several)).mean() > 0.5 and len(np.unique(names)) > 1:
             return names
     return None
 
@@ -161,17 +177,30 @@ def shared_folds(table: pd.DataFrame, folds: int, seed: int) -> dict[str, int]:
 def rows(material: Material, arm: str, target: str, presentation: str) -> Rows:
     """The rows that have this target, with their labels; answers that were not read have none."""
     table = material.tables[arm]
-    kinds = PAIR if presentation == BOTH else (presentation,)
+    every = tuple(dict.fromkeys(table["presentation"])) if presentation == EVERY else (presentation,)
+    kinds = PAIR if presentation == BOTH else every
     place = np.concatenate([np.flatnonzero((table["presentation"] == kind).to_numpy()) for kind in kinds])
     shown = table.iloc[place]
     if target == "presentation":
         label = (shown["presentation"] == PAIR[1]).to_numpy()
     elif target == "correct":
         label = shown["correct"].to_numpy(dtype=bool)
-    else:
+    elif target in STANDARD:
         label = (shown[target] == material.labels[0]).fillna(False).to_numpy(dtype=bool)
-    found = Rows(place, label.astype(int), shown["key"].to_numpy())
+    else:
+        known = shown[column(target)].notna().to_numpy()
+        place, shown = place[known], shown[known]
+        label = shown[column(target)].to_numpy(dtype=float)
+    found = Rows(place, label.astype(int), evidence(material, shown))
     return found.within(shown["answer"].notna().to_numpy()) if target == "answer" else found
+
+
+def evidence(material: Material, shown: pd.DataFrame) -> np.ndarray:
+    """What counts as one observation, of each row: its instance, or the unit that folds hold out with others."""
+    name = material.config.probe.held_out
+    if material.whole and name is not None:
+        return unit_names(name, material.params, shown)
+    return shown["key"].to_numpy()
 
 
 def in_group(material: Material, arm: str, found: Rows, group: Group) -> Rows:
@@ -187,13 +216,14 @@ def activations(material: Material, arm: str, found: Rows) -> np.ndarray:
 def not_fitted(material: Material, curve: Curve, arm: str, found: Rows) -> str:
     """Why these rows can't train a probe; empty if they can."""
     counts = [len(np.unique(found.keys[found.labels == label])) for label in (0, 1)]
-    probe, words = material.config.probe, LABEL_WORDS[curve.target]
+    probe = material.config.probe
+    words = LABEL_WORDS.get(curve.target, (f"not {curve.target}", curve.target))
     if len(found.labels) == 0:
         return "no row has this target"
     for label, count in enumerate(counts):
         if count == 0:
             return f"all {len(found.labels)} rows are {words[1 - label]}"
-    if probe.held_out is not None:
+    if probe.held_out is not None and not material.whole:
         names = held_out(material, arm, found)
         assert names is not None
         values = sorted(set(names))
@@ -224,26 +254,34 @@ def held_out(material: Material, arm: str, found: Rows) -> np.ndarray | None:
 def how(material: Material, arm: str, found: Rows, folds: Mapping[str, int] | None) -> dict[str, Any]:
     """The arguments of ``fit_probes`` that decide the probes, for these rows."""
     probe = material.config.probe
-    shown = material.tables[arm].iloc[found.place]
     options: dict[str, Any] = {"member": probe.member, "seed": material.config.seed, "shuffles": probe.shuffles}
     if probe.penalty is not None:
         options["penalty"] = probe.penalty[0] if len(probe.penalty) == 1 else probe.penalty
     if probe.inner_folds is not None:
         options["inner_folds"] = probe.inner_folds
-    if folds is None:
-        options["held_out"] = held_out(material, arm, found)
-    else:
-        options |= {"folds": probe.folds, "assigned": np.array([folds[key] for key in found.keys])}
-    units = options.get("held_out")
-    options["strata"] = strata(shown, (probe.folds or 0) if units is None else len(np.unique(units)))
+    count = probe.folds or 0
+    if folds is not None:
+        count = probe.folds or max(folds.values()) + 1
+        options |= {"folds": count, "assigned": np.array([folds[key] for key in found.keys])}
+    elif not material.whole:
+        options["held_out"] = units = held_out(material, arm, found)
+        count = count if units is None else len(np.unique(units))
+    options["strata"] = exchanged(material, arm, found, count)
     return options
+
+
+def exchanged(material: Material, arm: str, found: Rows, folds: int) -> np.ndarray | None:
+    """Among which of these rows the null exchanges labels; units of one label exchange theirs with each other."""
+    if material.whole:
+        return None
+    return varied_strata(material.tables[arm].iloc[found.place], found.labels, folds)
 
 
 def read_strata(material: Material, target: Target) -> np.ndarray | None:
     """Among which rows of a reading labels are exchanged: a rule like that of the curve's own rows."""
-    units = held_out(material, target.arm, target.rows)
+    units = None if material.whole else held_out(material, target.arm, target.rows)
     folds = (material.config.probe.folds or 0) if units is None else len(np.unique(units))
-    return strata(material.tables[target.arm].iloc[target.rows.place], folds)
+    return exchanged(material, target.arm, target.rows, folds)
 
 
 def siblings(material: Material, curve: Curve) -> Iterator[Group]:
@@ -316,7 +354,7 @@ def _targets(material: Material, curve: Curve, arm: str) -> list[Target]:
 
     shown, others = curve.presentation, list(siblings(material, curve))
     found = [rows_of(arm, shown, group) for group in others]
-    if shown != BOTH and same_gold(material, curve.target):
+    if shown in PAIR and same_gold(material, curve.target):
         found += [
             rows_of(arm, OTHER[shown], group) for group in (curve.group, *(others if curve.trained == ALL else ()))
         ]
@@ -329,6 +367,7 @@ def _targets(material: Material, curve: Curve, arm: str) -> list[Target]:
 def same_gold(material: Material, target: str) -> bool:
     """Whether both presentations of an instance have one gold answer; a presentation that flips it can't be read."""
     table = material.tables[material.arms[0]]
+    table = table[table["presentation"].isin(PAIR)]
     golds = table.groupby(["setting", "key"])["gold"].nunique()
     return target != "gold" or bool((golds == 1).all())
 

@@ -155,7 +155,7 @@ def lens_table(
             once.table["cell"].to_numpy(),
             once.gold(answers.labels[0]),
             resamples=config.resamples,
-            declared=design(table, answers.labels),
+            declared=design(shown, answers.labels),
             seed=config.seed,
         )
         parts.append(
@@ -209,7 +209,7 @@ def tuned_lens_table(
         once = by_instance(seen.difference, shown)
         split = decompose_layers(
             once.values, once.table["cell"].to_numpy(), once.gold(answers.labels[0]), resamples=config.resamples,
-            declared=design(table, answers.labels), seed=config.seed,
+            declared=design(shown, answers.labels), seed=config.seed,
         )  # fmt: skip
         parts.append(
             pd.DataFrame(
@@ -254,7 +254,7 @@ def decomposition_table(
                 once.table["cell"].to_numpy(),
                 once.gold(labels[0]),
                 resamples=config.resamples,
-                declared=design(table, labels),
+                declared=design(shown, labels),
                 seed=config.seed,
             )
             records.append(
@@ -333,7 +333,7 @@ def component_table(
         values = {arm: part["contribution"].to_numpy().reshape(-1, len(names)).T for arm, part in shown.items()}
         rows = next(iter(shown.values())).iloc[:: len(names)]
         once = {arm: by_instance(own, rows) for arm, own in values.items()}
-        how: Any = {"resamples": config.resamples, "declared": design(base, labels), "seed": config.seed}
+        how: Any = {"resamples": config.resamples, "declared": design(rows, labels), "seed": config.seed}
         first = next(iter(once))
         for arm, own in once.items():
             about_rows = (names, own.table["cell"].to_numpy(), own.gold(labels[0]))
@@ -355,7 +355,7 @@ def component_table(
 
 
 def design(table: pd.DataFrame, labels: Sequence[str]) -> dict[str, int]:
-    """The cells of the run and their gold answers (1 = yes): what a decomposition has to be balanced over."""
+    """The cells of a presentation's rows and their gold answers (1 = yes): what a decomposition is balanced over."""
     cells = table.drop_duplicates("cell")
     return {str(cell): int(gold == labels[0]) for cell, gold in zip(cells["cell"], cells["gold"], strict=True)}
 

@@ -14,13 +14,14 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
 from experiments.errors import RunError, UsageError
+from experiments.pairing import may_flip
 from experiments.rundir import RunDirectory, atomic
 from tasks.files import from_record, to_record
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from experiments.config import Asking, Setting
+    from experiments.config import Asking, Config, Setting
     from tasks.contracts import Family, MatchedSet, Presentation
 
 
@@ -64,6 +65,14 @@ def check_labels(family: Family) -> None:
         )
 
 
+def for_pairs(config: Config, family: Family) -> Config:
+    """The configuration of a study of pairs: original and equivalent, where the family's own default is another."""
+    offered = {parameter.name: parameter for parameter in family.parameters()}.get("presentations")
+    if offered is None or "presentations" in config.params or "equivalent" in offered.default:
+        return config
+    return config.model_copy(update={"params": {**config.params, "presentations": list(PAIR)}})
+
+
 def check_presentations(family: Family, grid: Sequence[Setting]) -> None:
     """A whole study is about pairs: original and equivalent have to be there, and the answer next after the prompt."""
     check_labels(family)
@@ -95,16 +104,17 @@ def make(
     """
     if run.items.exists():
         return
+    most = None if config.limit == "all" else config.limit
     with atomic(run.items) as file:
         for setting in grid:
             count = 0
-            for matched in islice(family.generate(setting.params, seed=config.seed, split=config.split), config.limit):
+            for matched in islice(family.generate(setting.params, seed=config.seed, split=config.split), most):
                 for pair in pairs:
                     _check_pair(family, matched, pair)
                 record = {"setting": setting.label, **to_record(matched, version=family.version)}
                 file.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
                 count += 1
-            if count < config.limit:
+            if most is not None and count < most:
                 raise RunError(f"{setting.label} gives {count} sets, not {config.limit}: lower --limit")
 
 
@@ -120,18 +130,19 @@ def stored(run: RunDirectory) -> Iterator[tuple[str, list[Item]]]:
 
 
 def _check_pair(family: Family, matched: MatchedSet, pair: tuple[str, str]) -> None:
-    """Every number of a run is about two presentations with one gold answer."""
+    """Two presentations of a set keep the gold answer, unless the family says that one of the kinds flips it."""
     kinds = [shown.kind for shown in matched.presentations]
     for kind in pair:
         if kinds.count(kind) != 1:
             raise RunError(
                 f"family {family.name!r} renders {', '.join(kinds)}: a run needs one {pair[0]} and one {pair[1]} a set"
             )
-    golds = [matched[kind].gold for kind in pair]
-    if golds[0] != golds[1]:
+    golds, declared = [matched[kind].gold for kind in pair], may_flip(family, pair)
+    if (golds[0] != golds[1]) != declared:
+        done, said = ("keeps", "flip it") if declared else ("flips", "keep it")
         raise RunError(
-            f"family {family.name!r} flips the gold answer between {pair[0]} ({golds[0]}) and {pair[1]} ({golds[1]}): "
-            "a run compares presentations that keep it, so give the flipping one another name"
+            f"family {family.name!r} {done} the gold answer between {pair[0]} ({golds[0]}) and {pair[1]} ({golds[1]}), and "
+            f"its `flipped` says that they {said}: list there the kinds that flip it, in every set, and no others"
         )
 
 

@@ -3,7 +3,9 @@
 Three tables.
 
 ``failures`` (``failure_rows``): a row a prompt, from the activations and the probes. What kind of failure the readout
-would be, if it is one, by the decision list of ``probes.failures``; texts have no part in it.
+would be, if it is one, by the decision list of ``probes.failures``; texts have no part in it. The probes are those of the
+row's presentation, or, where a run asks presentations that flip the gold answer, those over every presentation: in one
+presentation alone they could not tell what is to be said from what the instance is.
 
 ``attribution`` (``attribution``): the same beside the answer. ``kind`` is ``right`` (readout and text give the gold
 answer), ``text`` (the readout does, the text does not: it could not be read or says something else, which what was
@@ -48,6 +50,7 @@ from experiments.errors import RunError
 from experiments.items import PAIR
 from experiments.patch_effects import residual
 from experiments.patch_options import DONORS as DONORS
+from experiments.probe_targets import EVERY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,15 +83,17 @@ def failure_rows(
     seed: int,
     splits: int | None = None,
     fit: Mapping[str, Any] | None = None,
+    keys: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Label the rows of both presentations of one arm, and ask how often the labels come back.
 
     Args:
-        acts: ``[layer, row, feature]`` of each presentation, rows as in `table`.
+        acts: ``[layer, row, feature]`` of each presentation, rows as in `table`; or of ``every`` one, one after the other.
         table: the arm's readouts, all presentations.
-        results: the probes of each presentation on `acts`, with their null.
+        results: the probes of each presentation on `acts`, with their null; or those over ``every`` presentation.
         fit: arguments of `fit_probes` that made them (penalty, member, …).
         splits: ways of dealing the folds that vote; five if not given.
+        keys: by presentation, what counts as one observation, of each row; its instance if not given.
 
     Returns:
         ``failures``: cause (what the failure is if it is one: ``right`` where the readout is), share, tossed (the
@@ -103,15 +108,17 @@ def failure_rows(
     from probes.failures import SPLITS, label_failures
 
     rows, calibrated = [], []
-    for kind in PAIR:
-        shown = table[table["presentation"] == kind]
+    for kind in results:
+        kinds = table["presentation"].unique() if kind == EVERY else (kind,)
+        shown = pd.concat([table[table["presentation"] == one] for one in kinds])
         gold = (shown["gold"] == labels[0]).to_numpy().astype(int)
-        readout, keys, result = shown["difference"].to_numpy(dtype=float), shown["key"].to_numpy(), results[kind]
+        readout, result = shown["difference"].to_numpy(dtype=float), results[kind]
+        own = shown["key"].to_numpy() if keys is None else keys[kind]
         options: dict[str, Any] = {"result": result, "seed": seed, **(fit or {})}
         delta, text = defaults(shown, decomposition), np.ones(len(shown), dtype=bool)
         reads = reads_signal(shown, decomposition)
         found = label_failures(
-            acts[kind], gold, keys, readout, delta, text, reads=reads, splits=splits or SPLITS, **options
+            acts[kind], gold, own, readout, delta, text, reads=reads, splits=splits or SPLITS, **options
         )
         rows.append(
             shown[ROW].assign(
@@ -130,9 +137,11 @@ def failure_rows(
         )
         if not result.p_max <= ABOVE_CHANCE:
             rows[-1]["decodable"] = pd.NA
-        survived = calibration(acts[kind], gold, keys, failures=found, **options)
-        calibrated += [{"presentation": kind, **dataclasses.asdict(one)} for one in survived]
-    return pd.concat(rows, ignore_index=True), pd.DataFrame(calibrated)
+        survived = calibration(acts[kind], gold, own, failures=found, **options)
+        for part in PAIR if kind == EVERY else (kind,):
+            calibrated += [{"presentation": part, **dataclasses.asdict(one)} for one in survived]
+    table = pd.concat(rows, ignore_index=True)
+    return table[table["presentation"].isin(PAIR)].reset_index(drop=True), pd.DataFrame(calibrated)
 
 
 def attribution(

@@ -30,7 +30,16 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments import ablate_halves, ablate_options, ablating, behaviour, items, probe_options
+from experiments import (
+    ablate_halves,
+    ablate_options,
+    ablating,
+    behaviour,
+    items,
+    probe_options,
+    probe_targets,
+    probe_units,
+)
 from experiments.config import Config, Setting, resolved, settings
 from experiments.environment import load_model, remember
 from experiments.errors import RunError, UsageError
@@ -71,8 +80,10 @@ def run(config: Config, directory: Path, *, config_text: str, reporter: Reporter
     from tasks.registry import family as family_named
 
     family = family_named(config.family)
+    config = items.for_pairs(config, family)
     grid = settings(config, family)
     items.check_presentations(family, grid)
+    probe_targets.check(config, family)
     _check(config, grid)
     _check_units(config, family, grid)
     with opened(directory, resolved(config, family, grid), config_text) as folder:
@@ -199,7 +210,8 @@ def _check_units(config: Config, family: Family, grid: Sequence[Setting]) -> Non
         for matched in islice(family.generate(setting.params, seed=config.seed, split=config.split), config.limit)
     ]
     params = {setting.label: setting.params for setting in grid}
-    probe_options.check_units(config.probe, params, items.frame(items.rows(made)))
+    asked = [row for row in items.rows(made) if row.presentation.kind == items.PAIR[0]]
+    probe_options.check_units(config.probe, params, probe_units.with_template(items.frame(asked), asked))
 
 
 def _check_context(study: Study) -> None:

@@ -109,7 +109,7 @@ def by_curve(
         else minimum_detectable_auroc(ones, zeros, null=result.null, folds=folds, directions=directions),
         "decodable_share": np.nan if constant else float(result.decodable.mean()),
         "decodable_reason": "all features are the same in all rows" if constant else "",
-        "method": f"{result.method}; {layers['method']}",
+        "method": f"{result.method}{_whole(material)}; {layers['method']}",
         "reason": "",
     }
     if single:
@@ -127,6 +127,15 @@ def by_curve(
             seed=config.seed,
         ),
     }
+
+
+def _whole(material: Material) -> str:
+    """What counts as an instance, where it is none."""
+    return (
+        f", each of whole values of {material.config.probe.held_out}, which count as instances"
+        if material.whole
+        else ""
+    )
 
 
 def first_layer(

@@ -9,14 +9,12 @@ import numpy as np
 
 from experiments.config import FOLDS
 from experiments.errors import UsageError
+from experiments.probe_units import TEMPLATE, fold_count, holding, one_label, unit_names, units_said
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from experiments.config import ProbeSettings
-
-TEMPLATE = "template"  # the question phrase as a unit that folds hold out
-SHOWN = 4  # values of a unit named in a message
 
 
 def check(probe: ProbeSettings, params: Mapping[str, Mapping[str, Any]]) -> None:
@@ -89,32 +87,30 @@ def check_inner_folds(probe: ProbeSettings, folds: int, made: str) -> None:
 
 
 def check_units(probe: ProbeSettings, params: Mapping[str, Mapping[str, Any]], table: pd.DataFrame) -> None:
-    """Refuse units that can't be held out: too few of them, one with a single gold answer, or shared instances.
+    """Refuse units that can't be held out: too few of them, or of a gold answer that they determine, or shared instances.
 
     Where the same instances stand under every value, as orders do under relations, the other values hold the instances
     of the one that is held out, and nothing is left to train on.
 
     Args:
-        table: setting, key, cell and gold of every prompt.
+        table: setting, key, cell and gold of every prompt of a presentation, and its template where there is one.
 
     Raises:
         UsageError: naming the unit.
     """
     if probe.held_out is None:
         return
-    units = unit_names(probe.held_out, params, table)
-    golds = table.groupby(units)["gold"].nunique()
-    for unit, count in golds.items():
-        if count < 2:
-            raise UsageError(
-                f"probe.held_out is {probe.held_out}, but all prompts of {unit} have one gold answer: hold out another unit"
-            )
-    if len(golds) < 2:
+    units, gold = unit_names(probe.held_out, params, table), table["gold"].to_numpy(dtype=str)
+    names = list(np.unique(units))
+    if len(names) < 2:
         raise UsageError(
-            f"probe.held_out is {probe.held_out}, of which the items have one value, {units[0]}: leave it out"
+            f"probe.held_out is {probe.held_out}, of which the items have one value, {names[0]}: leave it out"
         )
-    gold, keys = table["gold"].to_numpy(), table["key"].to_numpy()
-    for unit in golds.index:
+    if single := one_label(units, gold):
+        check_few(probe, units, gold, single[0])
+        return
+    keys = table["key"].to_numpy()
+    for unit in names:
         left = (units != unit) & ~np.isin(keys, keys[units == unit])
         if len(np.unique(gold[left])) < 2:
             raise UsageError(
@@ -122,31 +118,30 @@ def check_units(probe: ProbeSettings, params: Mapping[str, Mapping[str, Any]], t
                 "nothing is left to train on: leave it out (tables/transfer reads each value by probes of the others), "
                 f"then give the run to `probe fit --held-out {probe.held_out}`"
             )
-    check_inner_folds(probe, len(golds), units_said(probe.held_out, list(golds.index)))
+    check_inner_folds(probe, len(names), units_said(probe.held_out, names))
 
 
-def units_said(name: str, units: Sequence[Any]) -> str:
-    """How many folds there are, where each is a unit."""
-    shown = ", ".join(map(str, units[:SHOWN])) + (", …" if len(units) > SHOWN else "")
-    return f"probe.held_out is {name}, which makes {len(units)} folds ({shown})"
+def check_few(probe: ProbeSettings, units: np.ndarray, gold: np.ndarray, first: str) -> None:
+    """Refuse units of one gold answer each that can't be dealt to folds, two of either answer to each side.
 
+    Args:
+        units, gold: of every prompt.
+        first: such a unit, for the message.
 
-def unit_names(name: str, params: Mapping[str, Mapping[str, Any]], table: pd.DataFrame) -> np.ndarray:
-    """The unit that folds hold out whole, of each row."""
-    if name == TEMPLATE:
-        return phrases(table)
-    return np.array([str(params[setting][name]) for setting in table["setting"]])
+    Raises:
+        UsageError: naming it.
+    """
+    counts = holding(units, gold)
+    if len(counts) < 2 or min(counts.values()) < 2:
+        said = ", ".join(f"{count} with {label}" for label, count in counts.items())
+        raise UsageError(
+            f"probe.held_out is {probe.held_out}, but all prompts of {first} have one gold answer, and units of one answer "
+            f"are held out several together, of which there have to be two of either (there are {said}): hold out another "
+            "unit"
+        )
+    count = fold_count(units, gold, folds=FOLDS)
+    check_inner_folds(probe, count, f"probe.held_out is {probe.held_out}, whose values are dealt to {count} folds")
 
 
 def _plain(penalty: Sequence[float]) -> str:
     return ", ".join(f"{one:g}" for one in penalty)
-
-
-def phrases(table: pd.DataFrame) -> np.ndarray:
-    """Each row's question phrase: its cell without the gold answer, ``forward`` of ``forward-yes``."""
-    return np.array(
-        [
-            str(cell).removesuffix(str(gold)).rstrip("-_ ") or str(cell)
-            for cell, gold in zip(table["cell"], table["gold"], strict=True)
-        ]
-    )

@@ -28,6 +28,7 @@ from experiments.errors import RunError
 from experiments.fitting import BASELINES, Curve, Fitted, Material, Rows
 from experiments.groups import ALL, Group
 from experiments.probe_measures import LEVEL, HeldOutRows, by_curve, by_layer
+from experiments.probe_targets import EVERY
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +41,7 @@ NAMES = ("probes", "probe_curves", "probe_rows", "probe_change", "transfer", *FA
 
 
 def chunks(curves: Sequence[Curve]) -> list[tuple[Curve, ...]]:
-    """The units of work: the two main curves together, since failures rest on both, and every other one alone."""
+    """The units of work: the main curves together, since failures rest on them, and every other one alone."""
     main = tuple(curve for curve in curves if curve.is_main)
     return [main, *((curve,) for curve in curves if not curve.is_main)]
 
@@ -104,18 +105,21 @@ def failures(
     """
     from experiments.link import failure_rows
 
+    # Where presentations flip the gold answer, a probe over all of them is the one for what is to be said.
+    over_all = of.get(EVERY)
+    used = dict(of) if over_all is None else {EVERY: over_all}
     results = {}
-    for kind, one in of.items():
+    for kind, one in used.items():
         if one.result is None:
             raise RunError(f"probes for the gold answer of {kind} prompts can't be fitted: {one.reason}")
         results[kind] = one.result
-    some = next(iter(of.values()))
+    some = next(iter(used.values()))
     rest = ("shuffles", "assigned", "seed", "strata")
     options = {name: value for name, value in fitting.how(material, arm, some.rows, None).items() if name not in rest}
     if options.get("held_out") is None:
         options = {name: value for name, value in options.items() if name != "held_out"}
     return failure_rows(
-        {kind: fitting.activations(material, arm, one.rows) for kind, one in of.items()},
+        {kind: fitting.activations(material, arm, one.rows) for kind, one in used.items()},
         material.tables[arm],
         material.labels,
         results,
@@ -123,6 +127,7 @@ def failures(
         seed=material.config.seed,
         splits=material.config.probe.splits,
         fit=options,
+        keys={kind: one.rows.keys for kind, one in used.items()},
     )
 
 

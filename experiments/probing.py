@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from experiments.config import FOLDS
 from experiments.curves import main_rows
+from experiments.items import PAIR
 from experiments.study import Study, arm_table, stacked
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from experiments.config import Config
+    from experiments.fitting import Material
     from experiments.rundir import RunDirectory
 
 PROBE_TABLES = (
@@ -37,7 +40,7 @@ def probe(study: Study) -> None:
         return
     material = _material(study)
     first = next(iter(material.tables.values()))
-    folds = None if config.probe.folds is None else fitting.shared_folds(first, config.probe.folds, config.seed)
+    folds = _folds(material, first)
     units = probe_tables.chunks(fitting.curves(study.params, config))
     splits = {arm: arm_table(run, "decomposition", arm) for arm in study.arms}
     parts = run.tables / "parts-probes"
@@ -57,27 +60,61 @@ def probe(study: Study) -> None:
     shutil.rmtree(parts)
 
 
-def _material(study: Study) -> Any:
+def _folds(material: Material, table: pd.DataFrame) -> dict[str, int] | None:
+    """The fold of each instance, or of each unit that stands in for instances; None where a fold is a unit."""
+    from experiments import fitting, probe_units
+
+    config = material.config
+    if material.whole:
+        shown = table[table["presentation"] == PAIR[0]]
+        return probe_units.dealt(
+            fitting.evidence(material, shown), shown["gold"].to_numpy(dtype=str), folds=FOLDS, seed=config.seed
+        )
+    return None if config.probe.folds is None else fitting.shared_folds(table, config.probe.folds, config.seed)
+
+
+def _material(study: Study) -> Material:
     from activations.store import ActivationStore
+    from experiments import probe_targets, probe_units
     from experiments.fitting import Material
 
-    run = study.run
+    run, config = study.run, study.config
+    derived = {
+        probe_targets.column(target): probe_targets.labels(study.family, target, study.asked)
+        for target in probe_targets.derived(config)
+    }
     given = run.table("behaviour")
     row = ["setting", "key", "presentation"]
+    tables = {
+        arm: probe_units.with_template(
+            arm_table(run, "readout", arm).merge(
+                given[given["arm"] == arm][[*row, "answer", "correct"]], on=row, how="left", validate="one_to_one"
+            ),
+            study.asked,
+        ).assign(**derived)
+        for arm in study.arms
+    }
     return Material(
         stores={arm: ActivationStore.open(run.activations / arm) for arm in study.arms},
-        tables={
-            arm: arm_table(run, "readout", arm).merge(
-                given[given["arm"] == arm][[*row, "answer", "correct"]], on=row, how="left", validate="one_to_one"
-            )
-            for arm in study.arms
-        },
+        tables=tables,
         tokens=[prompt.ids for prompt in study.prompts],
         params=study.params,
         labels=study.answers.labels,
         layers=study.model.n_layers,
-        config=study.config,
+        config=config,
+        whole=_whole(next(iter(tables.values())), study),
     )
+
+
+def _whole(table: pd.DataFrame, study: Study) -> bool:
+    """Whether what folds hold out has one gold answer each, so that units are dealt to folds and not one a fold."""
+    from experiments import probe_units
+
+    if study.config.probe.held_out is None:
+        return False
+    shown = table[table["presentation"] == PAIR[0]]
+    units = probe_units.unit_names(study.config.probe.held_out, study.params, shown)
+    return bool(probe_units.one_label(units, shown["gold"].to_numpy(dtype=str)))
 
 
 def share_out(study: Study) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from experiments.errors import RunError
 from experiments.items import PAIR
+from experiments.pairing import as_answers_to_first, flips
 from experiments.statistics import (
     Arm,
     accuracy_bounds,
@@ -44,12 +45,14 @@ CONTRASTS = ("accuracy_original", "accuracy_equivalent", "invariance", "robust",
 def paired(table: pd.DataFrame, pair: Sequence[str] = PAIR) -> pd.DataFrame:
     """One row a pair: setting, key, n, cell, gold and the two answers, None where not read; in item order.
 
+    Where the second presentation flips the gold answer, its answers are turned (see ``pairing``) and ``turned`` is true.
+
     Args:
         table: behaviour of one arm.
         pair: the kinds compared; their answers are the columns ``original`` and ``equivalent``, in this order.
 
     Raises:
-        RunError: a row stands twice, a partner is missing, or the gold answers differ.
+        RunError: a row stands twice, a partner is missing, or the gold answer is flipped in some pairs only.
     """
     row = ["setting", "key"]
     halves = []
@@ -68,23 +71,23 @@ def paired(table: pd.DataFrame, pair: Sequence[str] = PAIR) -> pd.DataFrame:
         setting, key = alone[0]
         raise RunError(f"{setting}, {key[:16]} has one of {pair[0]} and {pair[1]} only: a pair needs both")
     second = second.loc[first.index]
-    differing = first["gold"] != second["gold"]
-    if differing.any():
-        setting, key = first.index[differing][0]
-        raise RunError(
-            f"{setting}, {key[:16]} has different gold answers in {pair[0]} and {pair[1]}: they can't be paired"
-        )
+    flipped = flips(first["gold"], second["gold"], told=lambda place: _told(first.index[place], pair[1]))
     joined = first[["n", "cell", "gold"]].assign(
-        **{
-            name: half["answer"].astype(object).where(half["answer"].notna(), None)
-            for name, half in zip(PAIR, (first, second), strict=True)
-        }
+        original=as_answers_to_first(first["answer"], flipped=False),
+        equivalent=as_answers_to_first(second["answer"], flipped=flipped),
+        turned=flipped,
     )
     return joined.reset_index()
 
 
+def _told(row: tuple[str, str], kind: str) -> str:
+    return f"{row[0]}, {row[1][:16]}, {kind}"
+
+
 def profile(table: pd.DataFrame, pair: Sequence[str] = PAIR, *, resamples: int, seed: int) -> dict[str, Any]:
     """Competence profile of one arm: one entry a setting, all settings together, and the mean κ over settings.
+
+    ``turned`` says that the second presentation flips the gold answer, so that its answers were turned.
 
     An instance may stand under several settings (two relations, say). Its rows are not independent, so the intervals over
     all settings are then bootstrapped over instances, and McNemar's p, which has no such form, is missing.
@@ -113,6 +116,7 @@ def profile(table: pd.DataFrame, pair: Sequence[str] = PAIR, *, resamples: int, 
         "kappa_bar": {"value": bar.value, "n": bar.n, "support": bar.support,
                       "method": "mean over settings of kappa within the setting", "reason": reason,
                       "undefined": list(bar.undefined)},
+        "turned": bool(pairs["turned"].any()),
     }  # fmt: skip
 
 

@@ -22,8 +22,7 @@ from tasks.parsing import PARSER_VERSION
 if TYPE_CHECKING:
     import pandas as pd
 
-    from experiments.eval_config import EvalConfig
-    from experiments.tables import TableSpec
+    from experiments.eval_config import AnyTable, EvalConfig
 
 ROW = ["arm", "setting", "key", "presentation"]
 
@@ -76,7 +75,7 @@ def score(directory: Path, other: tuple[str, EvalConfig] | None = None) -> Score
                 "`probe eval`"
             )
         if other is not None:
-            _check_other(directory, values, other)
+            _check_other(run, values, other)
         old = run.table("behaviour")
         arms = list(dict.fromkeys(old["arm"]))
         new = _read_again(run, family, arms)
@@ -135,22 +134,25 @@ def _changed(old: pd.DataFrame, new: pd.DataFrame) -> int:
     return int((first.loc[second.index] != second).any(axis=1).sum())
 
 
-def _check_other(directory: Path, values: Mapping[str, Any], other: tuple[str, EvalConfig]) -> None:
-    from experiments.tables import check
+def _check_other(run: RunDirectory, values: Mapping[str, Any], other: tuple[str, EvalConfig]) -> None:
+    from experiments.evaluation import check_facts
+    from experiments.tables import TableSpec, check
 
-    name, config = other
+    directory, (name, config) = run.path, other
     if values["command"] != "eval":
         raise RunError(f"{directory} is a whole study, which has its report: another table needs a run of `probe eval`")
     if config.family != values["family"]:
         raise UsageError(
             f"{name} is a table about {config.family}, and {directory} asked {values['family']}: choose another"
         )
-    check(_spec(config), values["params"])
-    if config.figure is not None:
-        check(config.figure.table(), values["params"])
+    specs = [_spec(config), *([] if config.figure is None else [config.figure.table()])]
+    for spec in specs:
+        if isinstance(spec, TableSpec):
+            check(spec, values["params"])
+    check_facts(run, specs, values["params"])
 
 
-def _spec(config: EvalConfig) -> TableSpec:
+def _spec(config: EvalConfig) -> AnyTable:
     from experiments.eval_config import table_of
 
     return table_of(config, ())

@@ -23,6 +23,7 @@ import numpy as np
 from experiments.errors import RunError, UsageError
 from experiments.groups import swept
 from experiments.items import Item, Row, frame, rows
+from experiments.probe_units import with_template
 from experiments.rundir import RunDirectory, atomic, record_of
 from tasks.files import from_record, to_record
 
@@ -57,7 +58,8 @@ class Asked:
     """The rows of a store at one position.
 
     Attributes:
-        table: setting, n, key, presentation, cell and gold of each, and its ``place`` in the store.
+        table: setting, n, key, presentation, cell and gold of each, and its ``place`` in the store; ``template`` where the
+            family has templates.
         rows: what was asked, in the same order.
         params: family parameters by setting.
         family, version: the family's own name, and its version when the items were made.
@@ -162,7 +164,7 @@ def rows_at(opened: Opened, position: str) -> Asked:
         asked = [asked[number[place]] for place in places]
     else:
         asked = _joined([prompts[number[place]] for place in places], asked, opened)
-    table = frame(asked)
+    table = with_template(frame(asked), asked)
     table["place"] = places
     return Asked(table, asked, params, family, version)
 

@@ -186,10 +186,11 @@ def show_table_of(made: dict[str, Any]) -> None:
     """Print a table as results.json keeps it."""
     import pandas as pd
 
+    from experiments.answer_tables import AnswerTableSpec
     from experiments.tables import TableSpec, show_within
 
-    console = terminal()
-    for part in show_within(pd.DataFrame(made["rows"]), TableSpec(**made["spec"]), console):
+    console, kind = terminal(), AnswerTableSpec if made["spec"].get("of") == "answers" else TableSpec
+    for part in show_within(pd.DataFrame(made["rows"]), kind(**made["spec"]), console):
         print_whole(console, part)
 
 

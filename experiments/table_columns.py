@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -30,12 +30,13 @@ from experiments.statistics import (
 from experiments.table_pairs import CONTROL, UNDEFINED, Estimate, Group
 
 Unit = Literal["percent", "points", "range", "kappa", "number", "p", "count"]
+Counted = TypeVar("Counted")
 REPEATED = "an instance stands here more than once, and the test takes pairs as independent; add what differs to rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column of a table.
+class Column(Generic[Counted]):
+    """A column of a table whose rows count pairs, or whatever `Counted` holds.
 
     Attributes:
         label: heading, as in the paper's tables.
@@ -45,15 +46,25 @@ class Column:
         interval: whether the column comes with low and high.
         needs: presentation that has to be among the params beside the pair.
         holm: whether the numbers are p-values to be adjusted over the rows of the table.
+        relative: whether the number needs the rows that this one is compared with.
     """
 
     label: str
     unit: Unit
     about: str
-    compute: Callable[[Group], Estimate]
+    compute: Callable[[Counted], Estimate]
     interval: bool = True
     needs: str = ""
     holm: bool = False
+    relative: bool = False
+
+
+def counted(number: float) -> str:
+    """A number that tells rows apart; millions and billions, as models have parameters, by their letter."""
+    for letter, unit in (("B", 1e9), ("M", 1e6)):
+        if abs(number) >= unit:
+            return f"{number / unit:.3g}{letter}"
+    return f"{number:g}"
 
 
 def _kappa(group: Group, statistic: str) -> Estimate:
@@ -126,22 +137,26 @@ def _unparsed(score: PresentationScore) -> Share:
     return share(score.n - score.parsed.count, score.n)
 
 
-def _share(statistic: str, label: str, about: str, of: Callable[[Group], Share], unit: Unit = "percent") -> Column:
+def _share(
+    statistic: str, label: str, about: str, of: Callable[[Group], Share], unit: Unit = "percent"
+) -> Column[Group]:
     """A share of pairs or prompts."""
     return Column(label=label, unit=unit, about=about, compute=lambda group: group.estimate(statistic, of(group)))
 
 
-def _other(statistic: str, label: str, about: str, unit: Unit) -> Column:
+def _other(statistic: str, label: str, about: str, unit: Unit) -> Column[Group]:
     """A statistic that is no share."""
     return Column(label=label, unit=unit, about=about, compute=lambda group: group.estimate(statistic))
 
 
-def _number(label: str, about: str, unit: Unit, compute: Callable[[Group], Estimate], *, holm: bool = False) -> Column:
+def _number(
+    label: str, about: str, unit: Unit, compute: Callable[[Group], Estimate], *, holm: bool = False
+) -> Column[Group]:
     """A number without an interval."""
     return Column(label=label, unit=unit, about=about, compute=compute, interval=False, holm=holm)
 
 
-def _of_presentation(name: str, side: str, short: str) -> dict[str, Column]:
+def _of_presentation(name: str, side: str, short: str) -> dict[str, Column[Group]]:
     """The columns that exist once for each presentation of the pair."""
 
     def score(group: Group) -> PresentationScore:
@@ -191,7 +206,7 @@ def _of_presentation(name: str, side: str, short: str) -> dict[str, Column]:
     return {f"{column}_{name}": found for column, found in columns.items()}
 
 
-COLUMNS: Mapping[str, Column] = {
+COLUMNS: Mapping[str, Column[Group]] = {
     **_of_presentation("original", "first", "Org"),
     **_of_presentation("equivalent", "second", "Eqv"),
     "mean_accuracy": _other("accuracy_mean", "Mean acc.", "mean of the two accuracies, on all prompts", "percent"),

@@ -3,8 +3,8 @@
 Problem. A behaviour table has one row a prompt; every number of a table is about pairs. Mechanism: `joined` puts the two
 answers of a pair (and the repeated answer, where it is the control) into one row; `Group` holds the pairs of one row of
 a table and turns events and sums into an `Estimate` with its interval. Before that `refuse_damaged` looks for what would
-give wrong numbers without a sign: rows that stand twice, arms that were asked different items, a gold answer that flips
-within a pair, versions that differ.
+give wrong numbers without a sign: rows that stand twice, arms that were asked different items, versions that differ. Where
+the second presentation flips the gold answer its answers are turned (`pairing`), so that agreement is what is right.
 
 Constraint. An instance may stand in a group several times, under two relations or for two arms. Such pairs are no
 independent draws, and a Wilson interval over them is too narrow. Every interval then resamples instances, each with all
@@ -14,13 +14,14 @@ its pairs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from experiments.errors import RunError
+from experiments.pairing import TURNED, as_answers_to_first, flips
 from experiments.statistics import PairProfile, Share, pair_interval, pair_profile, share, unanimous
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Group:
 
     Args:
         pairs: one row a pair: key, n (problem size), gold, and for both presentations `first` and `second` (answers,
-            None where not read), `first_status`, `first_tokens`, …; `repeat` where the control was asked for.
+            None where not read), `first_status`, `first_tokens`, …; `turned`; `repeat` where the control was asked for.
         seed, resamples, level: of the bootstrap.
     """
 
@@ -89,6 +90,11 @@ class Group:
         return self.pairs["key"].tolist() if self.pairs["key"].duplicated().any() else None
 
     @property
+    def turned(self) -> bool:
+        """Whether answers were turned, since the second presentation flips the gold answer."""
+        return "turned" in self.pairs and bool(self.pairs["turned"].any())
+
+    @property
     def sizes(self) -> list[int] | None:
         """Problem size of each pair; None where the family has no n."""
         sizes = self.pairs["n"]
@@ -103,6 +109,12 @@ class Group:
         Args:
             counted: the statistic as a share.
         """
+        found = self._estimate(statistic, counted)
+        if not found.method or not self.turned:
+            return found
+        return replace(found, method=f"{found.method}; {TURNED}")
+
+    def _estimate(self, statistic: str, counted: Share | None) -> Estimate:
         if counted is not None and (counted.n == 0 or self.clusters is None):
             return Estimate(
                 value=counted.value, low=counted.low, high=counted.high, n=counted.n, method=counted.method,
@@ -161,6 +173,10 @@ def refuse_damaged(behaviour: pd.DataFrame, params: Params) -> None:
         raise RunError(f"{_named(row)} was not asked in every arm: a table compares arms on the same items")
 
 
+def _place(half: pd.DataFrame, place: int) -> str:
+    return _named(half.reset_index().iloc[place])
+
+
 def _named(row: pd.Series) -> str:
     return ", ".join(f"{name} {row[name]!r}" for name in IDENTITY if name in row)
 
@@ -179,7 +195,7 @@ def joined(behaviour: pd.DataFrame, params: Params, pair: tuple[str, str], *, re
             kinds = ", ".join(behaviour["presentation"].drop_duplicates())
             raise RunError(f"a table of {pair[0]} and {pair[1]} needs {kind!r}, but there are answers to {kinds} only")
     first = halves["first"]
-    columns: dict[str, Any] = {"gold": first["gold"], "cell": first["cell"]}
+    columns: dict[str, Any] = {"gold": first["gold"], "cell": first["cell"], "turned": False}
     for side, half in halves.items():
         alone = first.index.symmetric_difference(half.index, sort=False)
         if len(alone):
@@ -187,13 +203,9 @@ def joined(behaviour: pd.DataFrame, params: Params, pair: tuple[str, str], *, re
             missing = sides[side] if alone[0] in first.index else pair[0]
             raise RunError(f"{_named(row)} has no answer to {missing!r}: a pair needs both")
         half = half.loc[first.index]
-        flipped = half["gold"] != first["gold"]
-        if flipped.any():
-            row = half[flipped].reset_index().iloc[0]
-            other = "no" if row["gold"] == "yes" else "yes"
-            raise RunError(f"{_named(row)}: gold is {row['gold']!r}, in {pair[0]!r} {other!r}: a pair keeps its gold")
-        answer = half["answer"].astype(object)
-        columns[side] = answer.where(answer.notna(), None)
+        flipped = flips(first["gold"], half["gold"], told=partial(_place, half))
+        columns["turned"] = columns["turned"] or flipped
+        columns[side] = as_answers_to_first(half["answer"], flipped=flipped)
         columns[f"{side}_status"] = half.get("status", "")
         columns[f"{side}_tokens"] = half.get("n_tokens", np.nan)
     found = pd.DataFrame(columns, index=first.index).reset_index()

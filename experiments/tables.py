@@ -13,89 +13,27 @@ fractions in the data frame; `show_table` prints percent. A number that is undef
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
-from experiments.config import Section
 from experiments.errors import UsageError
+from experiments.pairing import TURNED
 from experiments.statistics import holm
-from experiments.table_columns import COLUMNS, Column
+from experiments.table_columns import COLUMNS, Column, counted
 from experiments.table_pairs import CONTROL, ONLY_FOR, Estimate, Group, Params, joined, refuse_damaged
+from experiments.table_specs import FigureSpec, Shown, TableSpec
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
     from rich.table import Table
 
+__all__ = ["COLUMNS", "FigureSpec", "TableSpec", "check", "make_table", "printed", "show_table", "show_within"]
+
 # Row keys that are no family parameters.
 OTHER_ROWS = ("arm", "pair", "cell", "all")
 UNKNOWN = "–"
-
-
-class TableSpec(Section):
-    """What a table shows.
-
-    Everything that `rows` doesn't name is pooled. `across` is one of the rows, printed side by side.
-    """
-
-    rows: tuple[str, ...] = Field(("arm",), min_length=1, description="row keys: arm, pair, cell, all or a parameter")
-    columns: tuple[str, ...] = Field(min_length=1, description="columns, by name")
-    pairs: tuple[tuple[str, str], ...] = Field(
-        (("original", "equivalent"),), min_length=1, description="pairs compared"
-    )
-    across: str | None = Field(None, description="row key whose values are printed side by side")
-    title: str = Field("", description="heading of the table")
-
-    @field_validator("columns")
-    @classmethod
-    def _columns_exist(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
-        for name in columns:
-            if name not in COLUMNS:
-                close = get_close_matches(name, COLUMNS, n=1)
-                hint = f" (did you mean {close[0]}?)" if close else ""
-                raise _problem(f"column {name!r} is unknown{hint}: choose from {', '.join(COLUMNS)}")
-        return _distinct(columns, "columns")
-
-    @field_validator("rows")
-    @classmethod
-    def _rows_once(cls, rows: tuple[str, ...]) -> tuple[str, ...]:
-        return _distinct(rows, "rows")
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> TableSpec:
-        _check_pairs(self.pairs, self.rows, "rows")
-        if both := [row for row in self.rows if row in self.columns]:
-            raise _problem(f"{both[0]!r} stands in rows and in columns: a parameter of this name can't be a row here")
-        if self.across is not None and self.across not in self.rows:
-            raise _problem(f"across is {self.across!r}: choose one of the rows, {', '.join(self.rows)}")
-        return self
-
-
-class FigureSpec(Section):
-    """What a figure shows: `y` over `x`, a line for each combination of `lines`, a panel for each of `panels` and `y`."""
-
-    x: str = Field(description="parameter on the horizontal axis")
-    y: tuple[str, ...] = Field(min_length=1, description="columns, a panel each")
-    lines: tuple[str, ...] = Field(("arm",), min_length=1, description="row keys that tell lines apart")
-    panels: tuple[str, ...] = Field((), description="row keys that tell panels apart")
-    pairs: tuple[tuple[str, str], ...] = Field(
-        (("original", "equivalent"),), min_length=1, description="pairs compared"
-    )
-    title: str = Field("", description="heading of the figure")
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> FigureSpec:
-        self.table()
-        return self
-
-    def table(self) -> TableSpec:
-        """The table that the figure is drawn from."""
-        rows = _distinct((self.x, *self.panels, *self.lines), "x, panels and lines")
-        return TableSpec(rows=rows, columns=self.y, pairs=self.pairs, title=self.title)
 
 
 def check(spec: TableSpec, params: Params) -> None:
@@ -160,10 +98,10 @@ def make_table(
         group = Group(part.reset_index(drop=True), seed, resamples, level)
         found = {name: COLUMNS[name].compute(group) for name in spec.columns}
         records.append({**dict(zip(spec.rows, values, strict=True)), **found})
-    return _frame(records, spec)
+    return in_columns(records, spec)
 
 
-def show_table(frame: pd.DataFrame, spec: TableSpec, *, intervals: bool | None = None) -> Table:
+def show_table(frame: pd.DataFrame, spec: Shown, *, intervals: bool | None = None) -> Table:
     """The table as rich prints it: percent with one decimal, κ with two.
 
     Args:
@@ -183,20 +121,23 @@ def show_table(frame: pd.DataFrame, spec: TableSpec, *, intervals: bool | None =
         # A pair's name is long: let it break where it is joined.
         above = [] if side is None else str(side).split("/") if spec.across == "pair" else [str(spec.across), str(side)]
         for name in spec.columns:
-            label = [COLUMNS[name].label] if side is None or len(spec.columns) > 1 else []
+            label = [spec.known[name].label] if side is None or len(spec.columns) > 1 else []
             # A digit that is folded or cut off is another number.
             drawn.add_column(escape("\n".join([*above, *label])), justify="right", no_wrap=True)
+    for name in spec.below:
+        drawn.add_column(escape(spec.known[name].label), justify="right", no_wrap=True)
     grouped = frame.groupby(fixed, sort=False, dropna=False) if fixed else [((), frame)]
     for values, part in grouped:
-        cells = [escape(str(value)) for value in values]
+        cells = [escape(counted(value) if isinstance(value, (int, float)) else str(value)) for value in values]
         for side in sides:
             rows = part if side is None else part[part[spec.across] == side]
-            cells += [_cell(rows.iloc[0], name, intervals) if len(rows) else "" for name in spec.columns]
+            cells += [_cell(rows.iloc[0], spec, name, intervals) if len(rows) else "" for name in spec.columns]
+        cells += [_cell(part.iloc[0], spec, name, intervals) for name in spec.below]
         drawn.add_row(*cells)
     return drawn
 
 
-def show_within(frame: pd.DataFrame, spec: TableSpec, console: Console) -> list[Table]:
+def show_within(frame: pd.DataFrame, spec: Shown, console: Console) -> list[Table]:
     """The table so that it fits the console: without intervals where they don't, then cut into several tables.
 
     Numbers are never folded. What fits in no way (one column beside long row keys) is wider than the console.
@@ -207,25 +148,24 @@ def show_within(frame: pd.DataFrame, spec: TableSpec, console: Console) -> list[
         unlimited = console.options.update(width=100_000)
         return Measurement.get(console, unlimited, drawn).maximum <= console.width
 
-    below = spec.model_copy(update={"across": None})
-    for one, intervals in ((spec, None), (spec, False), (below, False)):
+    narrow = spec.narrow()
+    for one, intervals in ((spec, None), (spec, False), (narrow, False)):
         drawn = show_table(frame, one, intervals=intervals)
         if fits(drawn):
             return [drawn]
     parts: list[list[str]] = [[]]
-    for name in spec.columns:
-        longer = below.model_copy(update={"columns": (*parts[-1], name)})
-        if parts[-1] and not fits(show_table(frame, longer, intervals=False)):
+    for name in narrow.columns:
+        if parts[-1] and not fits(show_table(frame, narrow.parts((*parts[-1], name), spec.title), intervals=False)):
             parts.append([])
         parts[-1].append(name)
     titles = (spec.title, *[""] * (len(parts) - 1))
     return [
-        show_table(frame, below.model_copy(update={"columns": tuple(part), "title": title}), intervals=False)
+        show_table(frame, narrow.parts(tuple(part), title), intervals=False)
         for part, title in zip(parts, titles, strict=True)
     ]
 
 
-def printed(value: float | None, column: Column) -> str:
+def printed(value: float | None, column: Column[Any]) -> str:
     """A number in its column's unit; a dash where it is undefined (JSON has null for it)."""
     if value is None or not np.isfinite(value):
         return UNKNOWN
@@ -233,7 +173,7 @@ def printed(value: float | None, column: Column) -> str:
         case "percent" | "range":
             return f"{100 * value:.1f}"
         case "points":
-            return f"{100 * value:+.1f}"
+            return f"{round(100 * value, 1) + 0.0:+.1f}"  # no minus before a zero
         case "kappa":
             return f"{value:.2f}"
         case "p":
@@ -244,34 +184,36 @@ def printed(value: float | None, column: Column) -> str:
             return f"{value:.1f}"
 
 
-def _cell(row: pd.Series, name: str, intervals: bool) -> str:
-    column = COLUMNS[name]
+def _cell(row: pd.Series, spec: Shown, name: str, intervals: bool) -> str:
+    column = spec.known[name]
     if column.unit == "range":
         return f"{printed(row[f'{name}_low'], column)} – {printed(row[f'{name}_high'], column)}"
     text = printed(row[name], column)
     if intervals and column.interval and text != UNKNOWN:
-        ends = " – ".join(printed(row[f"{name}_{end}"], column) for end in ("low", "high"))
-        return f"{text}\n[dim]{ends}[/dim]"
+        ends = [printed(row[f"{name}_{end}"], column) for end in ("low", "high")]
+        return text if UNKNOWN in ends else f"{text}\n[dim]{' – '.join(ends)}[/dim]"
     return text
 
 
-def _caption(frame: pd.DataFrame, spec: TableSpec, intervals: bool) -> str:
+def _caption(frame: pd.DataFrame, spec: Shown, intervals: bool) -> str:
     """What the small numbers are, and why some are missing."""
     lines = []
-    if {COLUMNS[name].unit for name in spec.columns} & {"percent", "points", "range"}:
+    if {spec.known[name].unit for name in spec.every} & {"percent", "points", "range"}:
         lines.append("Shares in percent, differences in percentage points.")
-    counts = frame[[f"{name}_n" for name in spec.columns if f"{name}_n" in frame]].to_numpy(dtype=int)
+    counts = frame[[f"{name}_n" for name in spec.every if f"{name}_n" in frame]].to_numpy(dtype=int)
     if counts.size:
         least, most = counts.min(), counts.max()
         lines.append(f"n = {least:,}." if least == most else f"n from {least:,} to {most:,}; each stands in table.csv.")
-    if any(COLUMNS[name].interval for name in spec.columns):
+    if any(spec.known[name].interval for name in spec.every):
         lines.append("Below a number: its 95% interval." if intervals else "95% intervals stand in table.csv.")
-    for name in spec.columns:
+    if any(frame[f"{name}_method"].str.contains(TURNED).any() for name in spec.every if f"{name}_method" in frame):
+        lines.append("Where the second presentation flips the gold answer, its answers count turned, yes for no.")
+    for name in spec.every:
         if f"{name}_reason" in frame:
             reasons = frame.loc[frame[f"{name}_reason"] != "", f"{name}_reason"]
             for reason, count in reasons.value_counts(sort=False).items():
                 rows = "" if count == len(frame) else f" ({count} of {len(frame)} rows)"
-                lines.append(f"{COLUMNS[name].label}: {reason}{rows}.")
+                lines.append(f"{spec.known[name].label}: {reason}{rows}.")
     return "\n".join(lines)
 
 
@@ -287,7 +229,7 @@ def _row_values(
         return pd.Categorical(pairs[row], ["/".join(pair) for pair in spec.pairs])
     if row in OTHER_ROWS:
         return pd.Categorical(pairs[row], list(behaviour[row].drop_duplicates()))
-    of_setting = {label: _plain(values[row]) for label, values in params.items()}
+    of_setting = {label: plain_value(values[row]) for label, values in params.items()}
     order = list(dict.fromkeys(of_setting.values()))
     column = pairs["setting"].map(of_setting).astype(object)
     if row in ONLY_FOR:
@@ -298,19 +240,20 @@ def _row_values(
     return pd.Categorical(column, order)
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A value that can stand in a table: lists are joined, None is a word."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
     return "none" if value is None else value
 
 
-def _frame(records: Sequence[Mapping[str, Any]], spec: TableSpec) -> pd.DataFrame:
+def in_columns(records: Sequence[Mapping[str, Any]], spec: Shown) -> pd.DataFrame:
+    """The table from records that hold the row keys and an `Estimate` a column."""
     import pandas as pd
 
     columns: dict[str, Any] = {row: [record[row] for record in records] for row in spec.rows}
-    for name in spec.columns:
-        column = COLUMNS[name]
+    for name in spec.every:
+        column = spec.known[name]
         found: list[Estimate] = [record[name] for record in records]
         values = [one.value for one in found]
         if column.holm:
@@ -327,27 +270,3 @@ def _frame(records: Sequence[Mapping[str, Any]], spec: TableSpec) -> pd.DataFram
             ]
             columns[f"{name}_reason"] = [one.reason for one in found]
     return pd.DataFrame(columns)
-
-
-def _distinct(names: tuple[str, ...], what: str) -> tuple[str, ...]:
-    for name in names:
-        if names.count(name) > 1:
-            raise _problem(f"{what} name {name!r} twice: once is enough")
-    return names
-
-
-def _check_pairs(pairs: tuple[tuple[str, str], ...], rows: tuple[str, ...], what: str) -> None:
-    for first, second in pairs:
-        if first == second:
-            raise _problem(f"the pair {first}/{second} is one presentation twice: compare two, or use 'repeat'")
-        if pairs.count((first, second)) > 1:
-            raise _problem(f"pairs name {first}/{second} twice: once is enough")
-    # A parameter that only some pairs depend on tells these from the others: rho is 0 where nothing distracts.
-    told = [tuple(bool(set(kinds) & set(pair)) for name, kinds in ONLY_FOR.items() if name in rows) for pair in pairs]
-    if "pair" not in rows and len(set(told)) < len(pairs):
-        raise _problem(f"{len(pairs)} pairs would be pooled: add 'pair' to {what}")
-
-
-def _problem(text: str) -> PydanticCustomError:
-    # The text stands in a template of its own, in which braces have a meaning.
-    return PydanticCustomError("table", "{text}", {"text": text})

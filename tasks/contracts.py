@@ -216,8 +216,9 @@ class Finite(Protocol):
 class Directional(Protocol):
     """A family some of whose presentations flip the gold answer: what is right about the original is wrong about them.
 
-    An answer has to change between the original and such a presentation, so the two are no pair whose agreement counts;
-    what they make together are the cells of validity and negation.
+    An answer has to change between the original and such a presentation. As a pair, which has to be asked for, the two are
+    scored by that: the answer is turned, yes for no, before it is compared (``experiments.pairing``). What they make
+    together are the cells of validity and negation.
     """
 
     @property

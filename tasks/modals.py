@@ -32,6 +32,7 @@ from typing import Any
 
 from tasks.contracts import (
     SPLITS,
+    DerivedTarget,
     Grade,
     Instance,
     MatchedSet,
@@ -45,6 +46,7 @@ from tasks.contracts import (
 from tasks.modals_catalog import NameSet, Template, catalog_named
 from tasks.modals_params import ModalsParams, as_values, checked, parameters
 from tasks.modals_solver import solve_text
+from tasks.modals_targets import TARGETS
 from tasks.modals_text import KINDS, PRESENTATIONS, Renderer
 from tasks.parsing import parse_label
 from tasks.streams import shuffled, stream
@@ -142,6 +144,9 @@ class Modals:
             return Grade(correct=False, score=0.0, detail=f"no answer: {parsed.status} ({parsed.rule})")
         correct = parsed.value == presentation.gold
         return Grade(correct, float(correct), f"answered {parsed.value}, gold {presentation.gold}")
+
+    def targets(self) -> Mapping[str, DerivedTarget]:
+        return TARGETS
 
     def verify(self, matched: MatchedSet) -> Mapping[str, str]:
         return {shown.kind: solve_text(shown.messages[-1].content) for shown in matched.presentations}

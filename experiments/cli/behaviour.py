@@ -24,10 +24,12 @@ from experiments.cli.app import (
     default_name,
     flag,
     integer,
+    joined,
     place,
     terminable,
     wrapped,
 )
+from experiments.errors import UsageError
 
 
 @app.command("eval")
@@ -127,14 +129,45 @@ def score(
 
 @app.command()
 def compare(
-    first: Annotated[str, typer.Argument(help="RUN or RUN:ARM; without ARM, the base model.")],
-    second: Annotated[str, typer.Argument(help="RUN or RUN:ARM, on the same items.")],
+    runs: Annotated[
+        list[str], typer.Argument(help="Two or more of RUN or RUN:ARM, on the same items; without ARM, the base model.")
+    ],
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", help="Make the table and figure of this recipe or file, with a row for each model."),
+    ] = None,
+    sizes: Annotated[
+        list[str] | None,
+        typer.Option("--sizes", help="Parameters of models whose runs recorded none: name=135M,name=3B."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for table.csv, trends.csv and figure.svg over all models."),
+    ] = None,
     strata: Annotated[str | None, flag("strata", "Family parameter to resample within, such as relation.")] = None,
     resamples: Resamples = None,
     seed: Seed = None,
     json_: Json = False,
 ) -> None:
-    """Compare two arms on the same items: every statistic, its paired difference and interval."""
+    """Compare arms on the same items: two with paired differences; more, or a recipe's table, in one table with trends."""
+    if len(runs) == 2 and recipe is None:
+        _refuse_of_many(sizes=sizes, out=out)
+        _compare_two(runs, strata=strata, resamples=resamples, seed=seed, json_=json_)
+    else:
+        if strata is not None:
+            raise UsageError(f"--strata is {strata!r}, which is about the differences of two runs: leave it out")
+        _compare_models(runs, recipe, joined(sizes), out, resamples=resamples, seed=seed, json_=json_)
+
+
+def _refuse_of_many(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"--{name} belongs to a table over models: give --recipe or more than two runs, or leave it out"
+            )
+
+
+def _compare_two(runs: list[str], *, strata: str | None, resamples: str | None, seed: str | None, json_: bool) -> None:
     import json
     from dataclasses import asdict
 
@@ -143,8 +176,7 @@ def compare(
     from experiments.results import plain
 
     found = compare_sides(
-        side(first),
-        side(second),
+        *(side(one) for one in runs),
         strata=strata,
         resamples=integer("resamples", resamples, default=2000, least=1),
         seed=integer("seed", seed, default=1),
@@ -155,6 +187,45 @@ def compare(
         from experiments.summary import show_comparison
 
         show_comparison(found)
+
+
+def _compare_models(
+    runs: list[str],
+    recipe: str | None,
+    sizes: str | None,
+    out: Path | None,
+    *,
+    resamples: str | None,
+    seed: str | None,
+    json_: bool,
+) -> None:
+    import json
+
+    from experiments.comparing import side
+    from experiments.comparing_models import compare_models, sizes_given, write
+    from experiments.eval_config import other
+    from experiments.results import plain
+
+    found = compare_models(
+        [side(one) for one in runs],
+        None if recipe is None else other(recipe),
+        sizes=sizes_given(sizes),
+        resamples=None if resamples is None else integer("resamples", resamples, default=0, least=1),
+        seed=None if seed is None else integer("seed", seed, default=0),
+    )
+    files = [] if out is None else write(found, out)
+    if json_:
+        shown = {"spec": found.spec.model_dump(), "rows": found.table.to_dict("records"),
+                 "trends": found.trends.to_dict("records"), "sizes": dict(found.sizes), "notes": found.notes}  # fmt: skip
+        sys.stdout.write(json.dumps(plain(shown), indent=1) + "\n")
+        return
+    from experiments.summary_models import show_models
+
+    show_models(found)
+    if out is not None:
+        sys.stdout.write(f"{out}: {', '.join(files)}\n")
+    elif found.figure is not None:
+        sys.stdout.write("give --out FOLDER for the figure\n")
 
 
 def _print_table(directory: Path, results: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ _FOLDER = Path(__file__).parent
 
 def names(of: str | None = None) -> list[str]:
     """Names of all recipes, or of one command's: tables first, each in order of number."""
-    found = sorted((file.stem for file in _FOLDER.glob("*.yaml")), key=_order)
+    found = sorted((file.stem for file in _FOLDER.glob("*.yaml")), key=_place)
     return [name for name in found if of in (None, command(name))]
 
 
@@ -79,6 +79,11 @@ def describe(name: str) -> str:
     return " ".join(lines)
 
 
-def _order(name: str) -> tuple[str, int, str]:
-    kind, number, *part = name.split("-", 2)
-    return {"table": "0", "figure": "1"}.get(kind, kind), int(number) if number.isdigit() else 0, "".join(part)
+def _place(name: str) -> tuple[str, str, int, str]:
+    """Recipes of a paper together (a word before `table` names it), tables first, each in order of number."""
+    words = name.split("-")
+    at = next((place for place, word in enumerate(words) if word in ("table", "figure")), None)
+    if at is None or len(words) == at + 1:
+        return (words[0] if words[0] == "modals" else "", "2", 0, name)
+    number = words[at + 1]
+    return "-".join(words[:at]), f"{words[at] != 'table':d}", int(number) if number.isdigit() else 0, name

@@ -16,7 +16,7 @@ Where does it break?   ``crossing``, with the chance that fresh data say the sam
 Are pairs enough?      ``half_width``, ``detectable_difference``
 Knows, or says yes?    ``polarity_profile``: accuracy by validity × negation, bias, floor; ``pooling``: five weightings;
                        ``breakdown`` by group, ``turned`` makes a negated question and its original a pair
-Surface that matters?  ``compare_groups``, ``negation_strategy``, ``size_trend``
+Surface that matters?  ``compare_groups``, ``negation_strategy``, ``size_trend``; ``accuracy_range``, ``common_lean``
 Is parsing fair?       ``coverage``: unparsed and truncated answers by arm and presentation
 =====================  =============================================================================================
 
@@ -49,6 +49,7 @@ from experiments.statistics.polarity_groups import (
     negation_strategy,
     size_trend,
 )
+from experiments.statistics.polarity_spread import CommonLean, Spread, accuracy_range, common_lean
 from experiments.statistics.power import Detectable, HalfWidth, detectable_difference, half_width
 from experiments.statistics.repeats import Repeat, repeat_agreement
 from experiments.statistics.shares import (
@@ -71,6 +72,7 @@ __all__ = [
     "Asymmetry",
     "Bounds",
     "CellScore",
+    "CommonLean",
     "Contrast",
     "Coverage",
     "Crossing",
@@ -93,9 +95,12 @@ __all__ = [
     "Repeat",
     "Share",
     "SizeTrend",
+    "Spread",
     "accuracy_bounds",
+    "accuracy_range",
     "breakdown",
     "cell_table",
+    "common_lean",
     "compare_arms",
     "compare_groups",
     "coverage",

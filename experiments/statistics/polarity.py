@@ -47,7 +47,8 @@ FOUR = ("v_aff", "v_neg", "i_aff", "i_neg")
 YES, AFFIRMATIVE = (0, 3), (0, 2)
 MEASURES = (
     "accuracy", "uncertain", "yes_rate", *FOUR, "accuracy_yes", "accuracy_no", "bias", "floor", "affirmative_floor",
-    "polarity_sensitivity", "cell_average", "accuracy_affirmative", "accuracy_negated", "lean",
+    "polarity_sensitivity", "cell_average", "accuracy_affirmative", "accuracy_negated", "accuracy_drop",
+    "lean",
 )  # fmt: skip
 SCHEMES = ("micro", "prompt", "template", "frame", "cell")
 
@@ -95,9 +96,10 @@ class PolarityProfile:
     """Each of ``MEASURES`` with its interval, on `n` prompts of `sets` matched sets.
 
     ``accuracy``, ``uncertain`` and ``accuracy_affirmative``, ``accuracy_negated`` are over all prompts, ``yes_rate``
-    over the answers that were read. ``lean`` is the mean over the cells of (yes - no) / prompts: the bias, where as many
-    answers are missing on either side, and defined for one validity too. Of one validity, polarity sensitivity is the
-    difference of its two cells.
+    over the answers that were read. ``accuracy_drop`` is the first of the two less the second: what negation costs where
+    every prompt counts the same, as polarity sensitivity is where every cell does. ``lean`` is the mean over the cells of
+    (yes - no) / prompts: the bias, where as many answers are missing on either side, and defined for one validity too. Of
+    one validity, polarity sensitivity is the difference of its two cells.
     """
 
     measures: dict[str, Interval]
@@ -264,6 +266,7 @@ def _measures(totals: np.ndarray) -> np.ndarray:
     affirmative, negated = list(AFFIRMATIVE), [1, 3]
     drop = cells[..., affirmative] - cells[..., negated]
     lean = divide(yes - no, n)
+    by_polarity = [divide(right[..., one].sum(axis=-1), n[..., one].sum(axis=-1)) for one in (affirmative, negated)]
     return np.stack(
         [
             divide(right.sum(axis=-1), asked),
@@ -276,8 +279,8 @@ def _measures(totals: np.ndarray) -> np.ndarray:
             cells[..., affirmative].min(axis=-1),
             _mean_of_defined(drop),
             cells.mean(axis=-1),
-            divide(right[..., affirmative].sum(axis=-1), n[..., affirmative].sum(axis=-1)),
-            divide(right[..., negated].sum(axis=-1), n[..., negated].sum(axis=-1)),
+            *by_polarity,
+            by_polarity[0] - by_polarity[1],
             _mean_of_defined(lean),
         ],
         axis=-1,

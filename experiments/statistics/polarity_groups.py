@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.errors import RunError
-from experiments.statistics.columns import MISSING, coded, combined, divide, flags, groups, same_length, whole
+from experiments.statistics.columns import MISSING, coded, combined, divide, flags, groups, percent, same_length, whole
 from experiments.statistics.marginal import McNemar, discordance, holm
 from experiments.statistics.polarity import resampled
 from experiments.statistics.resampling import CELLS
@@ -71,12 +71,17 @@ class NegationStrategy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeTrend:
-    """Spearman's ρ of a measure and model size over `n` models, with a two-sided p."""
+    """Spearman's ρ of a measure and model size over `n` models, with its interval and a two-sided p.
+
+    Without ρ, or with ρ and no interval, `reason` says why.
+    """
 
     rho: float
     p: float
     n: int
     method: str
+    low: float = math.nan
+    high: float = math.nan
     reason: str = ""
 
 
@@ -232,12 +237,13 @@ def _yes_rate(given: np.ndarray) -> float:
     return float(divide((given == 1).sum(), (given != MISSING).sum()))
 
 
-def size_trend(sizes: Sequence[float], values: Sequence[float]) -> SizeTrend:
+def size_trend(sizes: Sequence[float], values: Sequence[float], *, level: float = 0.95) -> SizeTrend:
     """Rank correlation of a measure with model size, over the models of one family.
 
-    Up to eight models every order is tried for p; beyond, it is Student's approximation.
+    Up to eight models every order is tried for p; beyond, it is Student's approximation. The interval is Fisher's, with
+    Bonett and Wright's variance (1 + ρ²/2) / (n - 3); it takes models as independent draws and needs four of them.
     """
-    from scipy.stats import rankdata, spearmanr
+    from scipy.stats import norm, rankdata, spearmanr
 
     same_length(sizes=sizes, values=values)
     size, value = np.asarray(sizes, dtype=float), np.asarray(values, dtype=float)
@@ -255,4 +261,12 @@ def size_trend(sizes: Sequence[float], values: Sequence[float]) -> SizeTrend:
         first, second = (rank - rank.mean() for rank in (rankdata(size), rankdata(value)))
         every = np.array([second[list(order)] @ first for order in itertools.permutations(range(n))])
         p = float((np.abs(every) >= abs(second @ first) - 1e-9).mean())
-    return SizeTrend(rho=rho, p=p, n=n, method=method)
+    if n < 4 or math.isclose(abs(rho), 1):
+        why = f"{n} models" if n < 4 else f"ρ is {rho:+.0f}"
+        return SizeTrend(rho=rho, p=p, n=n, method=method, reason=f"no interval: {why}")
+    half = float(norm.ppf((1 + level) / 2)) * math.sqrt((1 + rho**2 / 2) / (n - 3))
+    low, high = math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half)
+    return SizeTrend(
+        rho=rho, p=p, n=n, low=low, high=high, method=f"{method}; {percent(level)} interval by Fisher's z, variance of "
+        "Bonett and Wright",
+    )  # fmt: skip

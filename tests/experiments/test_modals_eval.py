@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from experiments.config import settings
 from experiments.eval_config import load_eval, table_of
 from tasks.registry import family
@@ -26,8 +28,9 @@ def test_questions_that_flip_the_gold_answer_are_no_pairs() -> None:
     )
 
 
-def test_the_built_in_model_is_refused_in_one_line(tmp_path: Path) -> None:
-    asked = [*PROBE, "eval", "--family", "modals", "--limit", "4", "--out", str(tmp_path / "run")]
+@pytest.mark.parametrize("what", [["--family", "modals"], ["modals-table-3"]])
+def test_the_built_in_model_is_refused_in_one_line(tmp_path: Path, what: list[str]) -> None:
+    asked = [*PROBE, "eval", *what, "--limit", "4", "--out", str(tmp_path / "run")]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     said = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1

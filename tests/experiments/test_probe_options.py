@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import fitting, probe_options
+from experiments import fitting, probe_options, probe_targets, probe_units
 from experiments.config import load, settings
 from experiments.errors import UsageError
 from experiments.pipeline import _check as check
@@ -22,6 +22,7 @@ ORDERING = family("ordering")
 
 def checked(*pairs: str):
     config = load(None, list(pairs), {})
+    probe_targets.check(config, ORDERING)
     check(config, settings(config, ORDERING))
     return config.probe
 
@@ -67,7 +68,7 @@ def test_gold_is_always_there_and_once() -> None:
         (["probe.target=gold,1"], ["probe.target is 1"]),
         (["probe.penalty=[]"], ["probe.penalty is []", "at least one"]),
         (["probe.member=svm"], ["probe.member is 'svm'", "'logistic', 'ridge' or 'mean_difference'"]),
-        (["probe.target=mood"], ["'mood'", "'gold', 'answer', 'correct' or 'presentation'"]),
+        (["probe.target=mood"], ["'mood'", "gold, answer, correct, presentation, or of ordering: front_half"]),
         (["probe.threshold=1"], ["threshold is 1", "less than 1"]),
         (["table={rows: [colour]}"], ["names 'colour', which is no parameter"]),
         (["table={columns: [size]}"], ["'size'", "'accuracy'"]),
@@ -135,7 +136,7 @@ ORDERED = ("forward-yes", "forward-no", "converse-yes", "converse-no")
 
 def test_the_null_exchanges_within_setting_and_phrase_where_enough_can_be_exchanged() -> None:
     table = rows(10, 2, ORDERED)
-    assert set(probe_options.phrases(table)) == {"forward", "converse"}
+    assert set(probe_units.phrases(table)) == {"forward", "converse"}
     assert set(fitting.strata(table, 5)) == {f"n={n} {phrase}" for n in (0, 1) for phrase in ("forward", "converse")}
     # 4 a cell: 32 rows in 5 folds are too few for 4 strata, and for 2.
     assert fitting.strata(rows(4, 2, ORDERED), 5) is None

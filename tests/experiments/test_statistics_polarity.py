@@ -120,6 +120,7 @@ def test_worked_by_hand() -> None:
             "accuracy_yes": 0.525, "accuracy_no": 0.55, "bias": -0.025, "floor": 0.525, "affirmative_floor": 0.6,
             "polarity_sensitivity": 0.325, "cell_average": 0.5375,
             "accuracy_affirmative": 14 / 20, "accuracy_negated": 6 / 14,
+            "accuracy_drop": 14 / 20 - 6 / 14,
             "lean": (0.7 + 0.0 - 0.3 - 0.5) / 4,
         }
     )  # fmt: skip
