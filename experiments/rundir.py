@@ -135,9 +135,10 @@ class RunDirectory:
         """
         import pandas as pd
 
-        if self.has_table(name):
-            return self.table(name)
         parts = self.tables / f"parts-{name}"
+        if self.has_table(name):
+            shutil.rmtree(parts, ignore_errors=True)  # of a process that was killed between the table and this
+            return self.table(name)
         parts.mkdir(parents=True, exist_ok=True)
         frames = []
         for number, chunk in enumerate(chunks):

@@ -121,19 +121,22 @@ def rank_heads(
 def random_head_sets(
     heads: Sequence[int | None], *, size: int, count: int, exclude: Iterable[tuple[int, int]], seed: int
 ) -> list[tuple[tuple[int, int], ...]]:
-    """``count`` random sets of ``size`` heads, none of them among the excluded: the control for a chosen set.
+    """``count`` different random sets of ``size`` heads, none of them among the excluded: the control for a chosen set.
 
-    Set ``i`` depends on the seed and ``i`` alone, so asking for more sets later keeps the first ones.
+    Few heads make few different sets, so there may be fewer of them: a set counted twice would be no further evidence.
+    Draw ``i`` depends on the seed and ``i`` alone, so asking for more sets later keeps the first ones.
     """
     chosen = set(exclude)
     pool = [(layer, head) for layer, n in enumerate(heads) for head in range(n or 0) if (layer, head) not in chosen]
     if not 0 < size <= len(pool):
         raise PatchError(f"a random set of {size} heads is asked for; {len(pool)} heads are left after the exclusion")
-    sets = []
-    for index in range(count):
+    sets: dict[tuple[tuple[int, int], ...], None] = {}
+    for index in range(20 * count):
         picked = keyed_generator("effects.head_set", seed, index).choice(len(pool), size=size, replace=False)
-        sets.append(tuple(sorted(pool[int(i)] for i in picked)))
-    return sets
+        sets.setdefault(tuple(sorted(pool[int(i)] for i in picked)))
+        if len(sets) == count:
+            break
+    return list(sets)
 
 
 def head_set_cell(name: str, heads: Iterable[tuple[int, int]], *, source: str = ZERO, position: str = ANSWER) -> Cell:

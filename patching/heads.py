@@ -137,7 +137,7 @@ def head_sets(
     Args:
         heads: the model's head map.
         top: the chosen heads; all must exist.
-        count: sets of each random control. Those of the same layers are all different, so there may be fewer of them.
+        count: sets of each random control. They are all different, so of few heads there may be fewer of them.
     """
     chosen = list(dict.fromkeys(top))
     if not chosen:

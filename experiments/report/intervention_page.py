@@ -171,7 +171,10 @@ def _ablated(source: Interventions) -> list[tuple[str, str]]:
         ("cut at", {"answer": "the answer position", "all": "all positions"}[resolved["scope"]]),
         ("in a head's place", replaced[resolved["source"]]),
         ("pairs", halves + (f"; {held} held out: {', '.join(map(str, resolved['test'] or []))}" if held else "")),
-        ("controls", f"{plural(int(resolved['random_sets']), 'random set')} of as many heads, and of the same layers"),
+        (
+            "controls",
+            f"up to {plural(int(resolved['random_sets']), 'random set')} of as many heads, all different, and of the same layers",
+        ),
     ]
 
 

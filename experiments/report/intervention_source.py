@@ -230,7 +230,10 @@ def nearest(cut: Cut, number: int) -> tuple[str, dict[str, Any]] | None:
 
 
 def strongest(source: Interventions, cut: Cut, among: Sequence[int] | None = None) -> int | None:
-    """The cell in which the matched donor exceeds its nearest control most (by effect, where there is no control)."""
+    """The cell in which the matched donor exceeds its nearest control most (by effect, where there is no control).
+
+    Cells with an effect toward the donor's answer come first: elsewhere only the control has moved.
+    """
     import pandas as pd
 
     chosen = range(len(cut.matched)) if among is None else among
@@ -244,7 +247,8 @@ def strongest(source: Interventions, cut: Cut, among: Sequence[int] | None = Non
         control = nearest(cut, number)
         return float(cut.matched["effect"].iat[number] if control is None else control[1]["above"])
 
-    return max(allowed, key=size, default=None)
+    toward = [number for number in allowed if cut.matched["effect"].iat[number] > 0]
+    return max(toward or allowed, key=size, default=None)
 
 
 def position_name(position: str) -> str:

@@ -119,6 +119,8 @@ def test_random_head_sets_avoid_the_chosen_and_keep_their_size():
     assert {head for one in sets for head in one} == everyone - set(chosen)
     assert random_head_sets(heads, size=3, count=5, exclude=chosen, seed=0) == sets[:5]
     assert random_head_sets(heads, size=3, count=5, exclude=chosen, seed=1) != sets[:5]
+    assert len(sets) == len(set(sets)) == 50
+    assert random_head_sets([4], size=2, count=10, exclude=[(0, 0), (0, 1)], seed=0) == [((0, 2), (0, 3))]
     with pytest.raises(PatchError, match="9 heads is asked for; 8 heads are left"):
         random_head_sets(heads, size=9, count=1, exclude=chosen, seed=0)
 
