@@ -166,6 +166,7 @@ def _ablated(source: Interventions) -> list[tuple[str, str]]:
     if pairs["left_out"]:
         halves += f", {pairs['left_out']} left out (their instance is on the other side)"
     held = resolved["held_out"]
+    sets = plural(int(resolved["random_sets"]), "random set")
     return [
         ("heads", heads),
         ("cut at", {"answer": "the answer position", "all": "all positions"}[resolved["scope"]]),
@@ -173,7 +174,7 @@ def _ablated(source: Interventions) -> list[tuple[str, str]]:
         ("pairs", halves + (f"; {held} held out: {', '.join(map(str, resolved['test'] or []))}" if held else "")),
         (
             "controls",
-            f"up to {plural(int(resolved['random_sets']), 'random set')} of as many heads, all different, and of the same layers",
+            f"up to {sets} of as many heads, all different, and of the same layers",
         ),
     ]
 
