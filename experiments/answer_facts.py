@@ -17,13 +17,14 @@ the items.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from experiments.errors import RunError
-from experiments.rundir import RunDirectory
+from experiments.rundir import RunDirectory, damaged
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,10 +70,18 @@ def facts_of(run: RunDirectory) -> Facts:
     family = family_named(asked["family"])
     same_version(str(run.path), asked["family_version"], family)
     rows: list[dict[str, Any]] = []
-    for record in run.records(run.items, keys=("setting", "key", "version", "gold", "latent", "presentations")):
+    keys = ("setting", "key", "version", "gold", "latent", "presentations")
+    for number, record in enumerate(run.records(run.items, keys=keys), 1):
         same_version(str(run.items), record["version"], family)
-        rows += questions(record)
-    table = pd.DataFrame(rows)
+        try:
+            rows += questions(record)
+        except (AttributeError, KeyError, TypeError):  # a part is missing or of another kind
+            raise damaged(run.items, "make the run again, or put the file back", line=number) from None
+    if not rows:
+        raise damaged(run.items, "it has no items: put the file back")
+    # A fact that only some presentations have is "none" in the others; a number stays one beside it.
+    every = dict.fromkeys(name for row in rows for name in row)
+    table = pd.DataFrame([{name: row.get(name, plain_fact(None)) for name in every} for row in rows], dtype=object)
     names = tuple(name for name in table if name not in IDENTITY)
     return Facts(table, names, choices_of(family))
 
@@ -142,10 +151,21 @@ def arm_facts(run: RunDirectory, arms: Sequence[str]) -> dict[str, dict[str, Any
     """
     model = run.read_json("resolved.json", keys=("model",))["model"]
     known: dict[str, Any] = {"model": model, "series": series(model)}
-    if (run.path / "environment.json").exists():
-        count = run.read_json("environment.json").get("model", {}).get("n_parameters")
-        known |= {} if count is None else {"n_parameters": count}
+    if math.isfinite(count := recorded_size(run)):
+        known |= {"n_parameters": int(count)}
     return {arm: dict(known) for arm in arms}
+
+
+def recorded_size(run: RunDirectory) -> float:
+    """The number of parameters of a run's model, as the run recorded it; NaN where it recorded none."""
+    path = run.path / "environment.json"
+    model = run.read_json("environment.json").get("model", {}) if path.exists() else {}
+    if not isinstance(model, Mapping):
+        raise damaged(path)
+    count = model.get("n_parameters", math.nan)
+    if isinstance(count, bool) or not isinstance(count, (int, float)) or count <= 0:
+        raise damaged(path, "its n_parameters is no number above 0")
+    return float(count)
 
 
 def series(model: str) -> str:

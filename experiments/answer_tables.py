@@ -99,9 +99,16 @@ class AnswerTableSpec(Shown):
         referring = [name for name in self.every if name in REFERRING]
         if referring and not self.reference:
             raise problem(f"column {referring[0]!r} compares with one value of {self.over}: say which as reference")
-        needing = [name for name in self.columns if name in REFERRING[:-1]]
+        told = self.columns if self.across == self.over else self.every
+        if lost := [name for name in self.beside if name in REFERRING[:-1] and name not in told]:
+            raise problem(
+                f"column {lost[0]!r} tells the values of {self.over!r} apart, which stand across: put it into columns"
+            )
+        needing = [name for name in told if name in REFERRING[:-1]]
         if needing and self.over not in self.rows:
             raise problem(f"column {needing[0]!r} tells the values of {self.over!r} apart: add it to rows")
+        if self.over is not None and self.over in self.blocks:
+            raise problem(f"blocks names {self.over!r}, which is compared: a block has to hold several of its values")
         if self.sort is not None and self.sort not in self.every:
             raise problem(f"sort is {self.sort!r}: choose one of the columns, {', '.join(self.every)}")
         return self
@@ -117,8 +124,10 @@ def check_answers(spec: AnswerTableSpec, facts: Facts, params: Params, arms: Map
         UsageError: a row key that nothing has, a value that no question has.
     """
     known = _row_keys(facts, params, arms)
-    compared = () if spec.over is None else (spec.over, *(one for one in spec.blocks if one != "key"))
-    for what, keys in (("table row", spec.rows), ("only", spec.only), ("without", spec.without), ("over", compared)):
+    for what, keys in (("table row", spec.rows), ("only", spec.only), ("without", spec.without),
+                       ("over", () if spec.over is None else (spec.over,)),
+                       ("blocks", [one for one in spec.blocks if one != "key"])):  # fmt: skip
+        known = known if what == "table row" else [key for key in known if key != "all"]
         for key in keys:
             if key not in known:
                 close = get_close_matches(key, known, n=1)
@@ -174,7 +183,11 @@ def make_answer_table(
     arms = arms or {}
     check_answers(spec, facts, params, arms)
     refuse_damaged(behaviour, params)
-    rows = _chosen(_with_facts(behaviour, facts, params, arms), spec)
+    rows = _with_facts(behaviour, facts, params, arms)
+    _check_values(rows, facts, spec)
+    rows = _chosen(rows, spec)
+    if any(name in REFERRING for name in spec.every):
+        _check_reference(rows[f"fact {spec.over}"], spec)
     rows = rows.reset_index(drop=True).assign(**_derived(rows, facts, spec))
     for key in spec.rows:
         values = pd.Series(["all"] * len(rows)) if key == "all" else rows[f"fact {key}"]
@@ -280,6 +293,24 @@ def _chosen(rows: pd.DataFrame, spec: AnswerTableSpec) -> pd.DataFrame:
         said = "; ".join(f"{key} {', '.join(one)}" for key, one in {**spec.only, **spec.without}.items())
         raise RunError(f"no answer is left for the table ({said}): leave out one of the conditions in only and without")
     return rows[counted]
+
+
+def _check_values(rows: pd.DataFrame, facts: Facts, spec: AnswerTableSpec) -> None:
+    """Refuse a value of only or without that no answer has, where the key is no fact of the question."""
+    for what, chosen in (("only", spec.only), ("without", spec.without)):
+        for key, values in chosen.items():
+            there = dict.fromkeys(rows[f"fact {key}"].astype(str)) if key not in facts.table else values
+            if unknown := [value for value in values if value not in there]:
+                raise UsageError(f"{what}.{key} is {unknown[0]!r}: the answers have {', '.join(there)}")
+
+
+def _check_reference(values: pd.Series, spec: AnswerTableSpec) -> None:
+    there = dict.fromkeys(values.astype(str))
+    if not set(there) & set(spec.reference) or set(there) <= set(spec.reference):
+        raise UsageError(
+            f"reference is {', '.join(spec.reference)} and the answers that count have {spec.over} {', '.join(there)}: "
+            "leave one of the reference's and one to compare with it"
+        )
 
 
 def _derived(rows: pd.DataFrame, facts: Facts, spec: AnswerTableSpec) -> dict[str, Any]:

@@ -20,10 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
+from experiments.answer_facts import recorded_size
 from experiments.comparing import NEEDED, Side, differing, same_prompts
 from experiments.config import Asking, Setting
 from experiments.errors import RunError, UsageError
-from experiments.rundir import RunDirectory
+from experiments.rundir import RunDirectory, damaged
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +85,7 @@ def compare_models(
     values = [RunDirectory(side.run).read_json("resolved.json", keys=(*NEEDED, "command")) for side in sides]
     notes = _comparable(sides, values)
     params: Mapping[str, Mapping[str, Any]] = values[0]["params"]
-    config = _own(values[0]) if recipe is None else _of(recipe, values[0], sides[0])
+    config = _own(values[0], sides[0].run / "resolved.json") if recipe is None else _of(recipe, values[0], sides[0])
     from experiments.eval_config import table_of
 
     known = _sizes(sides, names, sizes or {})
@@ -107,8 +110,9 @@ def names_of(sides: Sequence[Side]) -> list[str]:
         names = [
             called(one, other(one)) if names.count(name) > 1 else name for one, name in zip(sides, names, strict=True)
         ]
-    for name in names:
-        if names.count(name) > 1:
+    same = [(one.run.resolve(), one.arm) for one in sides]
+    for name, place in zip(names, same, strict=True):
+        if same.count(place) > 1:
             raise UsageError(f"{name} is given twice: each arm of a run is compared once")
     return names
 
@@ -187,11 +191,13 @@ def sizes_given(text: str | None) -> dict[str, float]:
         name, _, number = part.rpartition("=")
         factor = {"M": 1e6, "B": 1e9}.get(number.strip()[-1:].upper(), 1.0)
         try:
-            size = float(number.strip().rstrip("MmBb")) * factor
+            size = float(number.strip()[: None if factor == 1 else -1]) * factor
         except ValueError:
             size = math.nan
         if not name.strip() or not (math.isfinite(size) and size > 0):
             raise UsageError(f"--sizes has {part!r}: give name=number, for example smollm2=135M or smollm2=134515008")
+        if name.strip() in found:
+            raise UsageError(f"--sizes names {name.strip()} twice: give each model one size")
         found[name.strip()] = size
     return found
 
@@ -210,12 +216,15 @@ def _comparable(sides: Sequence[Side], values: Sequence[Mapping[str, Any]]) -> l
     return list(dict.fromkeys(notes))
 
 
-def _own(values: Mapping[str, Any]) -> EvalConfig:
+def _own(values: Mapping[str, Any], path: Path) -> EvalConfig:
     """What the first run was asked to show; a whole study shows the profile of each setting."""
     from experiments.eval_config import EvalConfig
 
     keys = EvalConfig.model_fields if values["command"] == "eval" else Asking.model_fields
-    return EvalConfig(**{key: value for key, value in values.items() if key in keys and key != "params"})
+    try:
+        return EvalConfig(**{key: value for key, value in values.items() if key in keys and key != "params"})
+    except ValidationError:
+        raise damaged(path) from None
 
 
 def _of(recipe: tuple[str, EvalConfig], values: Mapping[str, Any], side: Side) -> EvalConfig:
@@ -260,10 +269,7 @@ def _sizes(sides: Sequence[Side], names: Sequence[str], given: Mapping[str, floa
             raise UsageError(f"--sizes names {name!r}: the models are {', '.join(names)}")
     found = {}
     for side, name in zip(sides, names, strict=True):
-        environment = RunDirectory(side.run)
-        recorded = math.nan
-        if (side.run / "environment.json").exists():
-            recorded = environment.read_json("environment.json").get("model", {}).get(SIZE, math.nan)
+        recorded = recorded_size(RunDirectory(side.run))
         found[name] = float(given.get(name, given.get(side.model, recorded)))
     return found
 

@@ -80,7 +80,10 @@ def other(path: str) -> tuple[str, EvalConfig]:
     config = load_eval(path, (), {})
     if config.table is None and config.figure is None:
         raise UsageError(f"{path!r} has neither table nor figure: give a recipe or a file with one")
-    return Path(path).stem, config
+    name = Path(path).stem
+    if name in ("table", "figure"):
+        raise UsageError(f"{path!r} would be written over the run's own {name}: rename the file")
+    return name, config
 
 
 def check(config: EvalConfig, grid: Sequence[Setting]) -> None:
@@ -143,6 +146,14 @@ def table_of(config: EvalConfig, grid: Sequence[Setting]) -> TableSpec | AnswerT
     pairs = _kept_pairs(config, grid)
     if not pairs:
         kinds = dict.fromkeys(kind for setting in grid for kind in kinds_of(setting))
+        from tasks.registry import family as family_named
+
+        flipped: frozenset[str] = getattr(family_named(config.family), "flipped", frozenset())
+        if turned := [kind for kind in kinds if kind in flipped]:
+            raise UsageError(
+                f"presentations is {', '.join(kinds)}, and {turned[0]} flips the answer: a table of pairs "
+                "compares two that keep it; add one, or give a recipe or a table of answers"
+            )
         raise UsageError(f"presentations is {', '.join(kinds)}: a table compares two, add one")
     swept = [name for name in grid[0].params if len({str(setting.params.get(name)) for setting in grid}) > 1]
     columns = (

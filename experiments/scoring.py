@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from experiments import behaviour, items
 from experiments.config import Config, digest
 from experiments.errors import RunError, UsageError
@@ -178,7 +180,10 @@ def _conclude_eval(run: RunDirectory, table: pd.DataFrame, values: Mapping[str, 
 
     params: Mapping[str, Mapping[str, Any]] = values["params"]
     known = {key: value for key, value in values.items() if key in EvalConfig.model_fields and key != "params"}
-    config = EvalConfig(**known)
+    try:
+        config = EvalConfig(**known)
+    except ValidationError:
+        raise damaged(run.path / "resolved.json") from None
     spec = table_of(config, [Setting(label, one) for label, one in params.items()])
     run.write_table("behaviour", table)
     return conclude(run, table, params, config, spec)

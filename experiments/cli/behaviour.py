@@ -141,7 +141,7 @@ def compare(
         typer.Option("--sizes", help="Parameters of models whose runs recorded none: name=135M,name=3B."),
     ] = None,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--out", "-o", help="Folder for table.csv, trends.csv and figure.svg over all models."),
     ] = None,
     strata: Annotated[str | None, flag("strata", "Family parameter to resample within, such as relation.")] = None,
@@ -156,7 +156,15 @@ def compare(
     else:
         if strata is not None:
             raise UsageError(f"--strata is {strata!r}, which is about the differences of two runs: leave it out")
-        _compare_models(runs, recipe, joined(sizes), out, resamples=resamples, seed=seed, json_=json_)
+        _compare_models(
+            runs,
+            recipe,
+            joined(sizes),
+            None if out is None else place("out", out),
+            resamples=resamples,
+            seed=seed,
+            json_=json_,
+        )
 
 
 def _refuse_of_many(**given: Any) -> None:

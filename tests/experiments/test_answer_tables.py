@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,11 @@ import pytest
 from pydantic import ValidationError
 
 from experiments.answer_columns import ANSWER_COLUMNS, REFERRING, RELATIVE
-from experiments.answer_facts import Facts, choices_of, in_order, plain_fact, questions, series
+from experiments.answer_facts import Facts, choices_of, facts_of, in_order, plain_fact, questions, series
 from experiments.answer_tables import AnswerTableSpec, check_answers, make_answer_table
 from experiments.errors import RunError, UsageError
+from experiments.eval_config import other
+from experiments.rundir import RunDirectory
 from experiments.tables import show_table
 from tasks.files import to_record
 from tasks.registry import family as family_named
@@ -194,6 +198,19 @@ def test_sorted_and_side_by_side() -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
+        ({"columns": ("range",), "over": "group", "blocks": ("group",)}, ["blocks names 'group', which is compared"]),
+        (
+            {
+                "rows": ("arm", "group"),
+                "across": "group",
+                "columns": ("accuracy",),
+                "beside": ("difference",),
+                "over": "group",
+                "reference": ("letters",),
+                "blocks": ("template",),
+            },
+            ["column 'difference' tells the values of 'group' apart, which stand across"],
+        ),
         ({"columns": ("flor",)}, ["column 'flor' is unknown", "did you mean floor"]),
         ({"columns": ("range",)}, ["'range' compares rows", "over: activity"]),
         (
@@ -224,12 +241,35 @@ def test_specifications_that_say_nothing_are_refused(keys: dict[str, Any], words
             {"columns": ("largest_difference",), "over": "group", "reference": ("numbers",)},
             ["reference is numbers and the questions have group", "letters"],
         ),
+        ({"only": {"all": ["all"]}}, ["only names 'all'"]),
+        ({"columns": ("range",), "over": "all"}, ["over names 'all'"]),
+        ({"blocks": ("foo",)}, ["blocks names 'foo'"]),
     ],
 )
 def test_tables_that_the_questions_cannot_give_are_refused(keys: dict[str, Any], words: list[str]) -> None:
     _, facts, params = made(limit=8)
     with pytest.raises(UsageError) as error:
         check_answers(AnswerTableSpec(**{"of": "answers", "columns": ("floor",), **keys}), facts, params, {})
+    assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"without": {"cell": ["foo"]}}, ["without.cell is 'foo'", "valid, invalid"]),
+        ({"without": {"arm": ["bas"]}}, ["without.arm is 'bas'", "base"]),
+        (
+            {"columns": ("difference",), "rows": ("arm", "group"), "over": "group", "blocks": ("template",),
+             "reference": ("letters",), "without": {"group": ["letters"]}},
+            ["reference is letters and the answers that count have group"],
+        ),
+    ],
+)  # fmt: skip
+def test_values_that_no_counted_answer_has_are_refused(keys: dict[str, Any], words: list[str]) -> None:
+    table, facts, params = made(limit=80)
+    with pytest.raises(UsageError) as error:
+        make_answer_table(table, facts, params, AnswerTableSpec(**{"of": "answers", "columns": ("floor",), **keys}),
+                          seed=1, resamples=50)  # fmt: skip
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 
@@ -243,6 +283,29 @@ def test_what_is_left_out_may_be_missing_and_what_is_left_may_not_be_nothing() -
     with pytest.raises(RunError, match=f"the answer to {LABEL}"):
         fewer = Facts(facts.table.iloc[1:], facts.names, facts.choices)
         make_answer_table(table, fewer, params, spec("floor"), seed=1, resamples=50)
+
+
+def test_a_fact_that_some_presentations_lack_is_none_there_and_a_number_elsewhere(tmp_path: Path) -> None:
+    family = family_named("ordering")
+    kinds = ["original", "equivalent", "distracted", "distracted_equivalent"]
+    params = {"n": 4, "rho": 1.0, "names": "builtin", "presentations": kinds}
+    (one,) = islice(family.generate(params, seed=1, split="test"), 1)
+    record = {"setting": "s", **to_record(one, version=family.version)}
+    (tmp_path / "items.jsonl").write_text(json.dumps(record) + "\n")
+    (tmp_path / "resolved.json").write_text(json.dumps({"family": "ordering", "family_version": family.version}))
+    table = facts_of(RunDirectory(tmp_path)).table.set_index("presentation")
+    assert table.loc["original", "distractors"] == "none"
+    assert isinstance(table.loc["distracted", "distractors"], int)
+    (tmp_path / "items.jsonl").write_text(json.dumps({**record, "latent": None}) + "\n")
+    with pytest.raises(RunError, match=r"line 1 of .*items.jsonl is damaged"):
+        facts_of(RunDirectory(tmp_path))
+
+
+def test_a_table_is_not_written_over_the_runs_own(tmp_path: Path) -> None:
+    path = tmp_path / "table.yaml"
+    path.write_text("family: modals\ntable: {of: answers, columns: [floor]}\n")
+    with pytest.raises(UsageError, match="would be written over the run's own table"):
+        other(str(path))
 
 
 def test_facts_of_any_family() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -210,6 +211,9 @@ def test_runs_that_asked_something_else_are_refused_by_name(
         (("--strata", "names"), "--strata is 'names', which is about the differences of two runs"),
         (("--sizes", "giant=3B"), "--sizes names 'giant': the models are tiny, huge, small"),
         (("--sizes", "tiny=-1"), "--sizes has 'tiny=-1': give name=number"),
+        (("--sizes", "tiny=135MM"), "--sizes has 'tiny=135MM': give name=number"),
+        (("--sizes", "tiny=1B,tiny=2B"), "--sizes names tiny twice"),
+        (("--out", ""), "out is empty: give a path"),
     ],
 )
 def test_what_cannot_apply_is_refused_in_a_line(runs: dict[str, Path], words: tuple[str, ...], said: str) -> None:
@@ -227,6 +231,25 @@ def test_what_belongs_to_many_runs_is_refused_of_two(runs: dict[str, Path], tmp_
     assert code == 2 and "which is a run's folder" in err
     with pytest.raises(UsageError, match="is given twice"):
         names_of([side(str(runs["tiny"]))] * 2)
+    link = tmp_path / "link"
+    link.symlink_to(runs["tiny"])
+    with pytest.raises(UsageError, match="is given twice"):
+        names_of([side(str(runs["tiny"])), side(str(link))])
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("environment.json", {"model": None}),
+        ("environment.json", {"model": {"n_parameters": -5}}),
+        ("resolved.json", {"table": {"of": "answers", "columns": ["foo"]}}),
+    ],
+)
+def test_a_damaged_run_is_named(runs: dict[str, Path], tmp_path: Path, name: str, change: dict[str, Any]) -> None:
+    bad = shutil.copytree(runs["tiny"], tmp_path / "bad")
+    (bad / name).write_text(json.dumps({**json.loads((bad / name).read_text()), **change}))
+    code, out, err = probe("compare", bad, runs["huge"], runs["small"])
+    assert (code, out) == (1, "") and err.count("\n") == 1 and f"bad/{name} is damaged" in err, err
 
 
 def test_models_of_one_name_are_called_by_their_runs(runs: dict[str, Path], tmp_path: Path) -> None:
