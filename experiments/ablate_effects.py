@@ -3,7 +3,7 @@
 ==================  ==================================================================================================
 table               a row for each
 ==================  ==================================================================================================
-head_effects        half of the instances × head: mean effect of patching it, in logits toward the donor's answer
+head_effects        half of the instances × head: mean effect of patching it, in logits toward the donor's readout
 ablation            set of heads × measure: before, after, change, each with an interval by instance
 ablation_above      control × measure: the change by the top heads less that by the control
 ablation_notes      set of heads: whether agreement rose while competence fell, and the sentence that says so

@@ -140,7 +140,11 @@ def top_heads(heads: pd.DataFrame | None, how: AblateSettings, config: Asking) -
 
 
 def ranking(heads: pd.DataFrame, config: Asking) -> tuple[HeadEffect, ...]:
-    """Heads by mean effect toward the donor's answer on the pairs that rank, largest first; an instance counts once."""
+    """Heads by mean effect toward the donor's readout on the pairs that rank, largest first; an instance counts once.
+
+    Toward its readout, not its answer: where too few pairs disagree, agreeing ones rank too, and only the readouts differ.
+    On pairs that disagree the two are the same.
+    """
     from patching.effects import rank_heads
 
     ranked = heads[heads["half"] == RANKED] if "half" in heads else heads

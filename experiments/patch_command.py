@@ -112,8 +112,8 @@ def study(config: PatchConfig, directory: Path, *, config_text: str, reporter: R
     _check(config)
     with opened(directory, resolved(config, family, grid), config_text) as run:
         if run.complete() and all(run.has_table(name) for name in tables_of(config)):
-            reporter.say(f"{directory} is complete: nothing to do (report: {run.report})")
             found: dict[str, Any] = run.read_json("results.json", keys=("arms",))
+            reporter.say(f"{directory} is complete: nothing to do (report: {run.report})")
             return found
         reporter.log = run.log
         items.make(run, config, family, grid)

@@ -30,6 +30,7 @@ DECIDING = ("unrelated", "random")  # what the matched donor has to exceed to be
 DONORS = ("matched", *DECIDING)  # of a whole study
 ANSWER, ALL = "answer", "all"
 HEADS = "z"  # the site that is patched head by head
+MOST_LAYERS = 1000  # in one range: more is a slip of the key
 SHOWN = 8  # names of a list in a message
 
 
@@ -102,12 +103,14 @@ class PatchSettings(Section):
     def _numbers(cls, value: Any) -> Any:
         if value is None or value == "all":
             return None
+        if value in ((), []):
+            raise PydanticCustomError("few", "give at least one, such as 0-3,8 or -1, or leave it out for all")
         parts = list(value) if isinstance(value, (list, tuple)) else [value]
         found: list[int] = []
         for part in [two.strip() for one in parts for two in str(one).split(",")]:
             match = re.fullmatch(r"(-?\d+)(?:-(\d+))?", part)
             low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-            if low > high:
+            if low > high or high - low >= MOST_LAYERS:
                 raise PydanticCustomError("layers", "give numbers and ranges, such as 0-3,8 or -1, or all")
             found.extend(range(low, high + 1))
         return tuple(dict.fromkeys(found))

@@ -309,6 +309,10 @@ def damaged(path: Path, advice: str = "", *, line: int | None = None) -> RunErro
 def _refuse_other(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     if old.get("digest") == digest(new):
         return
+    if old.get("command") != new.get("command"):
+        raise RunError(
+            f"{path} is of `probe {old.get('command')}`, not of `probe {new.get('command')}`: give another --out"
+        )
     differing = [
         f"{key} was {_short(was)}, is {_short(now)}"
         for key, was, now in differences({k: v for k, v in old.items() if k != "digest"}, new)

@@ -21,7 +21,7 @@ from experiments.report.intervention_source import (
 )
 from experiments.report.plots_interventions_heads import CONTROL_SETS, IN_LOGITS, MEASURE_NAMES
 from experiments.report.source import shown
-from experiments.report.text import DASH, MANY, percent, signed, span
+from experiments.report.text import DASH, MANY, percent, plural, signed, span
 from experiments.rundir import RunDirectory
 from experiments.summary import print_whole, terminal
 
@@ -56,7 +56,7 @@ def show(run: RunDirectory) -> None:
     folder = run.path / "figures"
     if folder.exists():
         count = sum(1 for _ in folder.glob("*.svg"))
-        console.print(f"figures: {folder} ({count} SVG files)", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"figures: {folder} ({plural(count, 'SVG file')})", highlight=False, markup=False, soft_wrap=True)
     console.print(f"report: {run.report}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -23,6 +23,7 @@ from experiments.cli.app import (
     app,
     default_name,
     flag,
+    place,
     terminable,
 )
 
@@ -65,7 +66,7 @@ def ablate_command(
     split: Split = None,
     device: Device = None,
     dtype: Dtype = None,
-    out: Annotated[Path | None, flag("out", "Run directory; the same command resumes it.", "-o")] = None,
+    out: Annotated[str | None, flag("out", "Run directory; the same command resumes it.", "-o")] = None,
     json_: Json = False,
 ) -> None:
     """Rank attention heads by patching, cut the top ones, and compare competence and agreement with random heads cut."""
@@ -84,7 +85,9 @@ def ablate_command(
              "seed": seed, "split": split, "device": device, "dtype": dtype}  # fmt: skip
     loaded = load_ablate(config, set_ or [], flags)
     study = Path(config).stem if config else "ablate"
-    directory = out or Path("runs") / f"{study}-{default_name(loaded.model, loaded.adapter)}"
+    directory = (
+        place("out", out) if out is not None else Path("runs") / f"{study}-{default_name(loaded.model, loaded.adapter)}"
+    )
     with terminable():
         results = ablate(loaded, directory, config_text=config_text(loaded), reporter=Reporter(quiet=json_))
     if json_:

@@ -24,6 +24,7 @@ from experiments.cli.app import (
     default_name,
     flag,
     joined,
+    place,
 )
 
 
@@ -67,7 +68,7 @@ def patch_command(
     split: Split = None,
     device: Device = None,
     dtype: Dtype = None,
-    out: Annotated[Path | None, flag("out", "Run directory; the same command resumes it.", "-o")] = None,
+    out: Annotated[str | None, flag("out", "Run directory; the same command resumes it.", "-o")] = None,
     json_: Json = False,
 ) -> None:
     """Patch activations between the presentations of a pair, beside controls, in a model and its adapters."""
@@ -89,7 +90,9 @@ def patch_command(
              "dtype": dtype}  # fmt: skip
     loaded = load_patch(config, set_ or [], flags)
     name = Path(config).stem if config else f"patch-{loaded.family.rpartition(':')[2]}"
-    directory = out or Path("runs") / f"{name}-{default_name(loaded.model, loaded.adapter)}"
+    directory = (
+        place("out", out) if out is not None else Path("runs") / f"{name}-{default_name(loaded.model, loaded.adapter)}"
+    )
     with terminable():
         results = study(loaded, directory, config_text=config_text(loaded), reporter=Reporter(quiet=json_))
     if json_:

@@ -44,7 +44,7 @@ def _ranked(source: Interventions, arm: str) -> Iterator[Finding]:
     are = "this is" if len(names) == 1 else "these are"
     text = (
         f"Of {len(rows)} heads, ranked by their patch effect ({counted}), {are} the first: {some(names)}, in logits "
-        "toward the donor's answer. That they are the largest of many is partly luck."
+        "toward the donor's readout. That they are the largest of many is partly luck."
     )
     tested = source.of("head_effects", arm, half="tested")
     order = {place: number for number, place in enumerate(zip(rows["layer"], rows["head"], strict=True))}

@@ -234,7 +234,7 @@ def _ablate_sections(source: Interventions) -> Iterable[Section]:
     yield Section(
         "ranking", "Which heads", "Which heads",
         "Every head's output at the answer position is replaced, by itself, by that of the pair's other presentation. "
-        "Heads are ranked by how far this moves the readout toward the donor's answer.",
+        "Heads are ranked by how far this moves the readout toward the donor's.",
         _there(ranking(source), tables.heads(source)),
     )  # fmt: skip
     notes = [

@@ -182,7 +182,7 @@ def heads(source: Interventions) -> Table | None:
         return None
     return Table(
         "heads-table",
-        "The ablated heads. Effects are in logits toward the donor's answer, on the instances that rank the heads and "
+        "The ablated heads. Effects are in logits toward the donor's readout, on the instances that rank the heads and "
         "on those that do not; the direct one is what the head does to the logits with later blocks left as they were. "
         "“Adds” is the change of s, the mean of both presentations, by all of them less that without this one. "
         "Brackets hold 95% bootstrap intervals over instances, each by itself.",

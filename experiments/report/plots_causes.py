@@ -235,7 +235,7 @@ def heads(source: Source) -> Figure | None:
     return Figure(
         "heads",
         tuple(panels),
-        "Mean change of the readout, in logits toward the donor's answer, when one head's output at the answer "
+        "Mean change of the readout, in logits toward the donor's readout, when one head's output at the answer "
         f"position is replaced by that of the pair's other presentation; n counts instances that rank. The {k} heads "
         "in outline are cut below, on other instances. All arms share one colour scale; a hatched cell is no head.",
     )

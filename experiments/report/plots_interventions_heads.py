@@ -191,7 +191,7 @@ def ranking(source: Interventions) -> Figure | None:
         "ranking",
         made,
         label="effect (logits)",
-        caption="Mean change of the readout, in logits toward the donor's answer, when one head's output at the answer "
+        caption="Mean change of the readout, in logits toward the donor's readout, when one head's output at the answer "
         "position is replaced by that of the pair's other presentation, on the instances that rank the heads. Those in "
         "outline are ablated, on other instances. All panels share one colour scale.",
         keys=(Key("ablated", INK, "outline"),),

@@ -198,6 +198,11 @@ def test_the_same_command_again_does_nothing_and_another_one_is_refused(finished
     assert {path: path.stat().st_mtime_ns for path in finished.path.rglob("*.parquet")} == before
     with pytest.raises(ValueError, match=r"another configuration \(margin was 0\.5, is 0\.7\)"):
         patched(finished.path, *PAIRS, margin="0.7")
+    cut = subprocess.run(
+        [*PROBE, "ablate", "--limit", "12", "--out", str(finished.path)], capture_output=True, text=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert cut.returncode == 1 and "is of `probe patch`, not of `probe ablate`: give another --out" in cut.stderr
 
 
 def test_estimates_and_transplants_stand_beside_the_sweep(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_ctrl_c_or_a_scheduler_leaves_a_run_that_resumes(tmp_path: Path, sent: s
     assert "the same command goes on" in said and "Traceback" not in said
 
 
-@pytest.mark.parametrize("command", ["run", "eval"])
+@pytest.mark.parametrize("command", ["run", "eval", "patch", "ablate"])
 def test_an_empty_out_is_not_the_current_directory(command: str) -> None:
     result = probe(command, "--out", "")
     assert result.returncode == 2 and "out is empty: give a path" in result.stderr
