@@ -35,7 +35,7 @@ from experiments.environment import remember
 from experiments.errors import RunError, UsageError
 from experiments.progress import Reporter
 from experiments.rundir import RunDirectory, opened
-from experiments.study import arm_table, join
+from experiments.study import Study, arm_table, join
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,6 +82,7 @@ def ablate(config: AblateConfig, directory: Path, *, config_text: str, reporter:
     from tasks.registry import family as family_named
 
     family = family_named(config.family)
+    config = items.for_pairs(config, family)
     grid = settings(config, family)
     items.check_presentations(family, grid)
     _check(config)
@@ -93,12 +94,10 @@ def ablate(config: AblateConfig, directory: Path, *, config_text: str, reporter:
             return found
         reporter.log = run.log
 
-        items.make(run, config, family, grid)
-        made = items.frame(items.rows([item for _, part in items.stored(run) for item in part]))
-        # What the items alone can refuse is refused before the model is loaded.
-        halves = ablate_halves.halves(made, config, {setting.label: setting.params for setting in grid})
+        asked = stage.items_of(run, config, family, grid)
+        halves = ablate_halves.halves(items.frame(asked), config, {setting.label: setting.params for setting in grid})
         study = stage.open_study(
-            run, config, family, grid, reporter, check_model=lambda model: check_model(config, model)
+            run, config, family, grid, asked, reporter, check_model=lambda model: check_model(config, model)
         )
         _announce(study, config, halves)
         remember(run, study.model, token_ids=ids_hash(study.prompts), seed=config.seed)
@@ -173,7 +172,7 @@ def summary(ablation: pd.DataFrame, notes: pd.DataFrame) -> pd.DataFrame:
     return about.merge(wide.reset_index(), on=["arm", "ablated"], how="left").merge(notes, on=["arm", "ablated"])
 
 
-def _announce(study: stage.Opened, config: AblateConfig, halves: ablate_halves.Halves) -> None:
+def _announce(study: Study[AblateConfig], config: AblateConfig, halves: ablate_halves.Halves) -> None:
     """The plan, before the first pass; what does not fit on the disk is refused here."""
     model, run = study.model, study.run
     size = _plan(config, model).size(model, study.prompts) * len(study.arms)
@@ -194,7 +193,7 @@ def _announce(study: stage.Opened, config: AblateConfig, halves: ablate_halves.H
         )
 
 
-def _prices(study: stage.Opened, config: AblateConfig) -> list[str]:
+def _prices(study: Study[AblateConfig], config: AblateConfig) -> list[str]:
     """What each sweep costs, in forward passes of a prompt, by its plan on the first prompts.
 
     Which heads are cut is not known before the ranking, so random ones stand for them.
@@ -233,7 +232,7 @@ def _plan(config: AblateConfig, model: Model) -> Plan:
     return Plan(sites=(*sites, *last), dtype=config.store_dtype, batch_tokens=config.batch_tokens)
 
 
-def _arm(study: stage.Opened, arm: str, config: AblateConfig, halves: ablate_halves.Halves) -> None:
+def _arm(study: Study[AblateConfig], arm: str, config: AblateConfig, halves: ablate_halves.Halves) -> None:
     if all(study.run.has_table(name) for name in tables_of(config)):
         return
     data = stage.open_arm(study, arm, _plan(config, study.model))

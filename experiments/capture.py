@@ -23,6 +23,7 @@ from pydantic import Field
 from experiments.config import Asking, settings
 from experiments.errors import RunError, UsageError
 from experiments.items import Item, Row, rows
+from experiments.progress import steps
 from experiments.store_items import ITEMS, write_items
 
 if TYPE_CHECKING:
@@ -133,13 +134,6 @@ def capture_family(config: CaptureConfig, directory: Path, reporter: Reporter, *
         about = "" if config.backend != "hf" else f", {_about(_seconds(model, prompts, plan))}"
         reporter.say(f"{plan.describe(model, prompts, conversations, index)} -> {directory}{about}")
         with reporter.stage(f"capture {arm}", len(prompts)) as done:
-            stored = 0
-
-            def advance(total: int) -> None:
-                nonlocal stored
-                done(total - stored)
-                stored = total
-
             store = capture(
                 model,
                 prompts,
@@ -149,7 +143,7 @@ def capture_family(config: CaptureConfig, directory: Path, reporter: Reporter, *
                 index=index,
                 spans=conversations,
                 backend=config.backend,
-                progress=advance,
+                progress=steps(done),
             )
     # After the store, which has refused by now what is not its own; `probe fit` finds labels for its rows there.
     write_items(directory / ITEMS, asked, version=family.version)

@@ -26,6 +26,7 @@ from experiments.groups import groups
 from experiments.instances import by_instance
 from experiments.items import PAIR as PAIR
 from experiments.items import Row, frame
+from experiments.progress import steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,21 +72,14 @@ def capture(
     asked: Sequence[Row],
     prompts: Sequence[Prompt],
     answers: AnswerTokens,
-    config: Config,
+    plan: Plan,
     done: Callable[[int], None],
 ) -> ActivationStore:
     """Fill the activation store of the model as it is now; shards that are there already are kept."""
     from activations.capturing import capture as run_capture
 
     index = [(row.matched.instance.key, row.presentation.kind) for row in asked]
-    stored = 0
-
-    def advance(total: int) -> None:
-        nonlocal stored
-        done(total - stored)
-        stored = total
-
-    return run_capture(model, prompts, plan(model, config), directory, answers=answers, index=index, progress=advance)
+    return run_capture(model, prompts, plan, directory, answers=answers, index=index, progress=steps(done))
 
 
 def readout_table(store: ActivationStore, asked: Sequence[Row], model: Model) -> pd.DataFrame:

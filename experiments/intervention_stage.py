@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments import items
-from experiments.config import Asking, Setting
+from experiments.config import AnyConfig, Asking, Setting
 from experiments.environment import load_model
 from experiments.errors import RunError
-from experiments.inside import PAIR, readout_table, rows_of
+from experiments.inside import PAIR, capture, readout_table, rows_of
 from experiments.progress import Reporter
 from experiments.rundir import RunDirectory
-from experiments.study import once
+from experiments.study import Study, once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,21 +44,6 @@ if TYPE_CHECKING:
 CHUNK = 64  # recipients in one sweep: a kill loses one chunk, and each chunk pays for its own check
 IDENTITY = ["setting", "n", "key", "presentation", "cell", "gold"]
 CELL_BUDGET = 256  # most cells in one forward pass, where nothing else is asked for
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A command about interventions in progress. ``params`` are the family's parameters by setting."""
-
-    run: RunDirectory
-    config: Asking
-    params: Mapping[str, Mapping[str, Any]]
-    model: Model
-    arms: tuple[str, ...]
-    asked: list[items.Row]
-    prompts: list[Prompt]
-    answers: AnswerTokens
-    reporter: Reporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +74,26 @@ Pair = tuple[int, int, bool]
 """Row of the original, row of the equivalent, whether their readouts have one sign."""
 
 
+def items_of(run: RunDirectory, config: Asking, family: Family, grid: Sequence[Setting]) -> list[items.Row]:
+    """All prompts of the study, made unless they are there. What they alone can refuse comes before a model is loaded."""
+    items.make(run, config, family, grid)
+    return items.rows([item for _, made in items.stored(run) for item in made])
+
+
 def open_study(
     run: RunDirectory,
-    config: Asking,
+    config: AnyConfig,
     family: Family,
     grid: Sequence[Setting],
+    asked: list[items.Row],
     reporter: Reporter,
     *,
     check_model: Callable[[Model], None],
-) -> Opened:
-    """Make the items, load the model and encode every prompt; nothing is written that ties the directory to them yet.
+) -> Study[AnyConfig]:
+    """Load the model and encode every prompt; nothing is written that ties the directory to them yet.
 
     Args:
+        asked: of ``items_of``.
         check_model: refuses options that this model can't meet.
 
     Raises:
@@ -109,8 +102,6 @@ def open_study(
     from activations.readout import answer_tokens
 
     assert family.answers is not None
-    items.make(run, config, family, grid)
-    asked = items.rows([item for _, made in items.stored(run) for item in made])
     model = load_model(config, reporter)
     check_model(model)
     prompts = model.encode([row.presentation.chat() for row in asked])
@@ -119,9 +110,10 @@ def open_study(
         raise RunError(
             f"the longest prompt has {longest} tokens and {model.name} reads at most {model.context}: ask smaller instances"
         )
-    return Opened(
+    return Study(
         run=run,
         config=config,
+        family=family,
         params={setting.label: setting.params for setting in grid},
         model=model,
         arms=("base", *model.adapter_names),
@@ -132,35 +124,10 @@ def open_study(
     )
 
 
-def open_arm(study: Opened, arm: str, plan: Plan, *, spans: bool = False) -> Arm:
-    """Capture an arm's activations, unless they are there, and make its table of readouts. The arm has to be in use.
-
-    Args:
-        spans: whether the plan names spans of the prompts.
-    """
-    from activations.capturing import capture
-    from activations.positions import Conversation
-
-    index = [(row.matched.instance.key, row.presentation.kind) for row in study.asked]
-    marked = [Conversation(row.presentation.chat(), row.presentation.spans) for row in study.asked] if spans else None
+def open_arm(study: Study[Any], arm: str, plan: Plan) -> Arm:
+    """Capture an arm's activations, unless they are there, and make its table of readouts. The arm has to be in use."""
     with study.reporter.stage(f"capture {arm}", len(study.prompts)) as done:
-        stored = 0
-
-        def advance(total: int) -> None:
-            nonlocal stored
-            done(total - stored)
-            stored = total
-
-        store = capture(
-            study.model,
-            study.prompts,
-            plan,
-            study.run.activations / arm,
-            answers=study.answers,
-            index=index,
-            spans=marked,
-            progress=advance,
-        )
+        store = capture(study.run.activations / arm, study.model, study.asked, study.prompts, study.answers, plan, done)
     table = once(study.run, "readout", arm, lambda: readout_table(store, study.asked, study.model))
     return Arm(
         run=study.run,

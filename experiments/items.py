@@ -21,7 +21,7 @@ from tasks.files import from_record, to_record
 if TYPE_CHECKING:
     import pandas as pd
 
-    from experiments.config import Asking, Config, Setting
+    from experiments.config import AnyConfig, Asking, Setting
     from tasks.contracts import Family, MatchedSet, Presentation
 
 
@@ -65,7 +65,7 @@ def check_labels(family: Family) -> None:
         )
 
 
-def for_pairs(config: Config, family: Family) -> Config:
+def for_pairs(config: AnyConfig, family: Family) -> AnyConfig:
     """The configuration of a study of pairs: original and equivalent, where the family's own default is another."""
     offered = {parameter.name: parameter for parameter in family.parameters()}.get("presentations")
     if offered is None or "presentations" in config.params or "equivalent" in offered.default:
@@ -82,8 +82,8 @@ def check_presentations(family: Family, grid: Sequence[Setting]) -> None:
             raise UsageError(f"presentations is {', '.join(kinds)}: a run compares original with equivalent, add it")
         if setting.params.get("prompt") == "reasoning":
             raise UsageError(
-                "prompt is 'reasoning': `probe run` reads the answer right after the prompt, where a model that reasons "
-                "first has none; use prompt=direct, or `probe eval`"
+                "prompt is 'reasoning': readouts are taken right after the prompt, where a model that reasons "
+                "first has no answer; use prompt=direct, or `probe eval`"
             )
 
 

@@ -33,7 +33,7 @@ from experiments.config import Asking, load_as, resolved, settings
 from experiments.environment import remember
 from experiments.errors import RunError, UsageError
 from experiments.inside import PAIR, rows_of
-from experiments.intervention_stage import Opened, open_arm, open_study
+from experiments.intervention_stage import items_of, open_arm, open_study
 from experiments.patch_options import (
     ALL,
     ANSWER,
@@ -49,7 +49,7 @@ from experiments.patch_rows import Tokens, check_controls, check_spans
 from experiments.patch_stage import patch_table, price, sweeps
 from experiments.progress import Reporter
 from experiments.rundir import RunDirectory, opened
-from experiments.study import join, once
+from experiments.study import Study, join, once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,6 +107,7 @@ def study(config: PatchConfig, directory: Path, *, config_text: str, reporter: R
     from tasks.registry import family as family_named
 
     family = family_named(config.family)
+    config = items.for_pairs(config, family)
     grid = settings(config, family)
     items.check_presentations(family, grid)
     _check(config)
@@ -116,12 +117,12 @@ def study(config: PatchConfig, directory: Path, *, config_text: str, reporter: R
             reporter.say(f"{directory} is complete: nothing to do (report: {run.report})")
             return found
         reporter.log = run.log
-        items.make(run, config, family, grid)
-        asked = items.rows([item for _, made in items.stored(run) for item in made])
-        # What the items alone can refuse is refused before the model is loaded.
+        asked = items_of(run, config, family, grid)
         positions = positions_of(config, asked, PAIR)
         check_controls(config, items.frame(asked))
-        at = open_study(run, config, family, grid, reporter, check_model=lambda model: check_model(config, model))
+        at = open_study(
+            run, config, family, grid, asked, reporter, check_model=lambda model: check_model(config, model)
+        )
         tokens = Tokens(at.model, at.asked, at.prompts, positions)
         check_spans(tokens, items.frame(at.asked), positions)
         _announce(at, config, positions, tokens)
@@ -168,7 +169,7 @@ def capture_plan(config: PatchConfig, model: Model) -> Plan:
     return Plan(sites=tuple(where), batch_tokens=config.batch_tokens)
 
 
-def _announce(at: Opened, config: PatchConfig, positions: Sequence[str], tokens: Tokens) -> None:
+def _announce(at: Study[PatchConfig], config: PatchConfig, positions: Sequence[str], tokens: Tokens) -> None:
     """The plan, before the first pass; a study that does not fit on the disk is refused here."""
     table = items.frame(at.asked)
     couples = list(zip(*(rows_of(table, kind) for kind in PAIR), strict=True))
@@ -204,13 +205,13 @@ def _announce(at: Opened, config: PatchConfig, positions: Sequence[str], tokens:
         )
 
 
-def _remember(at: Opened) -> None:
+def _remember(at: Study[PatchConfig]) -> None:
     from activations.prompts import ids_hash
 
     remember(at.run, at.model, token_ids=ids_hash(at.prompts), seed=at.config.seed)
 
 
-def _sweep(at: Opened, config: PatchConfig, positions: Sequence[str], tokens: Tokens) -> None:
+def _sweep(at: Study[PatchConfig], config: PatchConfig, positions: Sequence[str], tokens: Tokens) -> None:
     """Capture and patch every arm, then join their tables."""
     run, plan = at.run, capture_plan(config, at.model)
     if not all(run.has_table(name) for name in ARM_TABLES):
@@ -229,7 +230,7 @@ def _sweep(at: Opened, config: PatchConfig, positions: Sequence[str], tokens: To
             (run.tables / f"{name}-{arm}.parquet").unlink(missing_ok=True)
 
 
-def _transplant(at: Opened, config: PatchConfig) -> None:
+def _transplant(at: Study[PatchConfig], config: PatchConfig) -> None:
     from experiments.patch_extra import transplant_chunks, transplant_rows, transplant_table
 
     run, adapters = at.run, at.model.adapter_names
@@ -248,7 +249,7 @@ def _transplant(at: Opened, config: PatchConfig) -> None:
         run.write_table("transplant", made)
 
 
-def conclude(at: Opened, config: PatchConfig) -> dict[str, Any]:
+def conclude(at: Study[PatchConfig], config: PatchConfig) -> dict[str, Any]:
     """Everything that follows from the tables: effects, estimates, table.csv, results.json."""
     from experiments.patch_effects import effects_table
     from experiments.patch_extra import estimates

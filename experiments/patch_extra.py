@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.inside import PAIR, rows_of
-from experiments.intervention_stage import CELL_BUDGET, CHUNK, IDENTITY, Opened
+from experiments.intervention_stage import CELL_BUDGET, CHUNK, IDENTITY
 from experiments.items import frame
 from experiments.patch_effects import ALL, STUDY, wide
 from experiments.patch_options import ANSWER, PatchSettings, layers_of
 from experiments.patch_stage import DONOR_BYTES, MATCHED
+from experiments.study import Study
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,7 +88,7 @@ def _unknown(cells: int) -> str:
 
 
 def transplant_rows(
-    study: Opened, patch: PatchSettings, positions: Sequence[str], adapter: str, done: Callable[[int], None]
+    study: Study[Any], patch: PatchSettings, positions: Sequence[str], adapter: str, done: Callable[[int], None]
 ) -> pd.DataFrame:
     """Readouts of each arm with the other's activations, a row for each prompt, direction and cell.
 
@@ -141,7 +142,7 @@ def transplant_rows(
     )  # fmt: skip
 
 
-def transplant_cells(patch: PatchSettings, positions: Sequence[str], study: Opened) -> list[Cell]:
+def transplant_cells(patch: PatchSettings, positions: Sequence[str], study: Study[Any]) -> list[Cell]:
     """One cell for each site, layer and position."""
     from patching.edits import Cell, Edit
 
@@ -153,13 +154,13 @@ def transplant_cells(patch: PatchSettings, positions: Sequence[str], study: Open
     ]
 
 
-def transplant_chunks(study: Opened, patch: PatchSettings, positions: Sequence[str]) -> int:
+def transplant_chunks(study: Study[Any], patch: PatchSettings, positions: Sequence[str]) -> int:
     """In how many pieces the prompts are done."""
     count = sum(row.presentation.kind in PAIR for row in study.asked)
     return -(-count // _fitting(study, transplant_cells(patch, positions, study)))
 
 
-def _fitting(study: Opened, cells: Sequence[Cell]) -> int:
+def _fitting(study: Study[Any], cells: Sequence[Cell]) -> int:
     """Prompts whose activations of both arms fit into ``DONOR_BYTES``."""
     from activations.sites import choose
 

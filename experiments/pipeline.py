@@ -163,7 +163,7 @@ def _open_study(
     grid: Sequence[Setting],
     asked: list[items.Row],
     reporter: Reporter,
-) -> Study:
+) -> Study[Config]:
     from activations.prompts import ids_hash
     from activations.readout import answer_tokens
 
@@ -214,7 +214,7 @@ def _check_units(config: Config, family: Family, grid: Sequence[Setting]) -> Non
     probe_options.check_units(config.probe, params, probe_units.with_template(items.frame(asked), asked))
 
 
-def _check_context(study: Study) -> None:
+def _check_context(study: Study[Config]) -> None:
     longest = max(len(prompt.ids) for prompt in study.prompts)
     context, asked = study.model.context, study.config.max_tokens
     if context is not None and longest + asked > context:
@@ -224,7 +224,7 @@ def _check_context(study: Study) -> None:
         )
 
 
-def _announce(study: Study) -> None:
+def _announce(study: Study[Config]) -> None:
     """The plan, before anything is computed; a run that does not fit on the disk is refused here."""
     from experiments import fitting
     from experiments.inside import component_sites, plan
@@ -249,7 +249,7 @@ def _announce(study: Study) -> None:
         )
 
 
-def _ask(study: Study, arm: str) -> None:
+def _ask(study: Study[Config], arm: str) -> None:
     if study.run.has_table("behaviour"):
         return
     with study.reporter.stage(f"ask {arm}", len(study.prompts)) as done:
@@ -265,7 +265,7 @@ def _ask(study: Study, arm: str) -> None:
         )
 
 
-def _look_inside(study: Study, arm: str) -> None:
+def _look_inside(study: Study[Config], arm: str) -> None:
     from experiments import inside
 
     run, config, model, labels = study.run, study.config, study.model, study.answers.labels
@@ -273,7 +273,9 @@ def _look_inside(study: Study, arm: str) -> None:
     if all(run.has_table(name) for name in (*arm_tables(config), *PROBE_TABLES)):
         return
     with study.reporter.stage(f"capture {arm}", len(study.prompts)) as done:
-        store = inside.capture(run.activations / arm, model, study.asked, study.prompts, study.answers, config, done)
+        store = inside.capture(
+            run.activations / arm, model, study.asked, study.prompts, study.answers, inside.plan(model, config), done
+        )
     table = once(run, "readout", arm, lambda: inside.readout_table(store, study.asked, model))
     with study.reporter.stage(f"lens {arm}", 1):
         once(
@@ -290,7 +292,7 @@ def _look_inside(study: Study, arm: str) -> None:
         once(run, "contributions", arm, lambda: inside.contribution_table(store, table, model, study.answers))
 
 
-def _find_causes(study: Study, arm: str) -> None:
+def _find_causes(study: Study[Config], arm: str) -> None:
     from activations.store import ActivationStore
     from experiments.intervention_stage import Arm
 
@@ -318,7 +320,7 @@ def _find_causes(study: Study, arm: str) -> None:
     )
 
 
-def _patch(study: Study, data: Arm) -> None:
+def _patch(study: Study[Config], data: Arm) -> None:
     """Residual patching of one arm, by the stage that `probe patch` runs."""
     from experiments.patch_rows import Tokens
     from experiments.patch_stage import patch_table, sweeps

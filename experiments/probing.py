@@ -31,7 +31,7 @@ PROBE_TABLES = (
 PARTS = ("embed", "head", "bias", "mixer", "mlp", "rest")
 
 
-def probe(study: Study) -> None:
+def probe(study: Study[Config]) -> None:
     """Every probe curve of every arm, one after the other."""
     from experiments import fitting, probe_tables
 
@@ -73,7 +73,7 @@ def _folds(material: Material, table: pd.DataFrame) -> dict[str, int] | None:
     return None if config.probe.folds is None else fitting.shared_folds(table, config.probe.folds, config.seed)
 
 
-def _material(study: Study) -> Material:
+def _material(study: Study[Config]) -> Material:
     from activations.store import ActivationStore
     from experiments import probe_targets, probe_units
     from experiments.fitting import Material
@@ -106,7 +106,7 @@ def _material(study: Study) -> Material:
     )
 
 
-def _whole(table: pd.DataFrame, study: Study) -> bool:
+def _whole(table: pd.DataFrame, study: Study[Config]) -> bool:
     """Whether what folds hold out has one gold answer each, so that units are dealt to folds and not one a fold."""
     from experiments import probe_units
 
@@ -117,7 +117,7 @@ def _whole(table: pd.DataFrame, study: Study) -> bool:
     return bool(probe_units.one_label(units, shown["gold"].to_numpy(dtype=str)))
 
 
-def share_out(study: Study) -> None:
+def share_out(study: Study[Config]) -> None:
     """δ and s by component of the model, and their change from the base to each adapter."""
     from experiments import inside
 

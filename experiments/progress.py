@@ -11,6 +11,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
+def steps(done: Callable[[int], None]) -> Callable[[int], None]:
+    """Takes how many steps are done in all, where a stage is told how many more."""
+    told = 0
+
+    def total(count: int) -> None:
+        nonlocal told
+        done(count - told)
+        told = count
+
+    return total
+
+
 class Reporter:
     """Says what a run is doing. ``log`` also receives each line, for log.txt."""
 

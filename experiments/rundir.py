@@ -98,18 +98,27 @@ class RunDirectory:
         with (self.path / "log.txt").open("a") as file:
             file.write(f"{datetime.now(UTC).isoformat(timespec='seconds')} {line}\n")
 
-    def table(self, name: str) -> pd.DataFrame:
+    def table(self, name: str, *, columns: Collection[str] = ()) -> pd.DataFrame:
         """A finished table.
 
+        Args:
+            columns: that it has to have.
+
         Raises:
-            RunError: the stage that writes it has not run.
+            RunError: the stage that writes it has not run, or it lacks a column.
         """
         path = self.tables / f"{name}.parquet"
         if not path.exists():
             raise RunError(
                 f"{self.path} has no table {name!r}: repeat the command in its config.yaml, with another --out if need be"
             )
-        return _read_parquet(path)
+        table = _read_parquet(path)
+        if lacking := [column for column in columns if column not in table]:
+            raise RunError(
+                f"{path} lacks the column {lacking[0]!r}: another version made it, or it was changed; delete it, and the "
+                "same command makes it again"
+            )
+        return table
 
     def has_table(self, name: str) -> bool:
         return (self.tables / f"{name}.parquet").exists()

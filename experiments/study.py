@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from experiments import items
-from experiments.config import Config
+from experiments.config import AnyConfig
 from experiments.progress import Reporter
 from experiments.rundir import RunDirectory
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
-    """A run in progress. ``params`` are the family's parameters by setting."""
+class Study(Generic[AnyConfig]):
+    """A command that looks inside a model, in progress. ``params`` are the family's parameters by setting."""
 
     run: RunDirectory
-    config: Config
+    config: AnyConfig
     family: Family
     params: Mapping[str, Mapping[str, Any]]
     model: Model

@@ -23,6 +23,18 @@ if TYPE_CHECKING:
 
 TABLES = ("patch", "patch_effects", "patch_estimates", "patch_quality", "transplant", "heads", "head_effects",
           "head_grid", "ablate", "ablation", "ablation_above", "ablation_notes")  # fmt: skip
+# What the page reads of the tables that say what was found.
+COLUMNS = {
+    "patch_effects": ("arm", "group", "direction", "kind", "site", "position", "layer", "head", "donor", "n", "n_groups",
+                      "effect", "effect_low", "effect_high", "flipped", "above", "above_low", "above_high", "above_p",
+                      "specific", "monotone", "reason"),
+    "ablation": ("arm", "ablated", "family", "heads", "measure", "before", "after", "change", "change_low", "change_high",
+                 "n", "reason"),
+    "ablation_above": ("arm", "control", "measure", "value", "low", "high"),
+    "ablation_notes": ("arm", "ablated", "agreement_without_competence", "note"),
+    "head_effects": ("arm", "half", "layer", "head", "effect", "low", "high", "n", "n_groups", "rank", "chosen"),
+    "head_grid": ("arm", "layer", "head", "measure", "value"),
+}  # fmt: skip
 NEEDED = {"patch": "patch_effects", "ablate": "ablation"}
 MATCHED, OWN, ALL = "matched", "own", "all"
 CONTROLS = ("unrelated", "random", "same cell")
@@ -140,7 +152,10 @@ def read(run: RunDirectory) -> Interventions:
     if command not in NEEDED:
         raise RunError(f"{run.path} is not of `probe patch` or `probe ablate`: give the folder of such a run")
     run.table(NEEDED[command])
-    tables = {name: run.table(name) if run.has_table(name) else pd.DataFrame() for name in TABLES}
+    tables = {
+        name: run.table(name, columns=COLUMNS.get(name, ())) if run.has_table(name) else pd.DataFrame()
+        for name in TABLES
+    }
     for name, column in (("patch_effects", "group"), ("transplant", "presentation")):
         tables[name] = _overall(tables[name], column)
     results = run.read_json("results.json", keys=("arms", "model"))

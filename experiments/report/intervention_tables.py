@@ -23,6 +23,7 @@ from experiments.report.intervention_source import (
 from experiments.report.plots_interventions_heads import CONTROL_SETS, IN_LOGITS, MEASURE_NAMES, SET_NAMES
 from experiments.report.source import shown
 from experiments.report.tables import Head, Row, Table
+from experiments.report.tables_inside import cost_table
 from experiments.report.text import Cell, number_cell, p_cell, percent, percent_span, signed, span, undefined
 
 if TYPE_CHECKING:
@@ -328,51 +329,15 @@ def _above(source: Interventions, arm: str, control: str, measure: str) -> Cell:
 
 
 def sweeps(source: Interventions) -> Table | None:
-    """What the sweeps ran on, what they cost, and how far their checked cells were from plain forwards."""
-    rows = []
+    """What the sweeps of a patching or an ablation ran on, what they cost, and how exact they were."""
+    costs = {}
     for arm in source.arms:
         found = source.results["arms"][arm]
-        parts = (
+        costs[arm] = (
             [("patching", found.get("cost"))] if source.command == "patch"
             else [("heads, patched", found["ablation"].get("heads")), ("heads, ablated", found["ablation"].get("ablate"))]
         )  # fmt: skip
-        known = [(label, one) for label, one in parts if one]
-        for place, (label, one) in enumerate(known):
-            rows.append(
-                Row(
-                    (
-                        Cell(shown(arm) if place == 0 else "", kind="label"),
-                        Cell(label, kind="label"),
-                        Cell(", ".join(map(str, one["engine"])), kind="label"),
-                        number_cell(one["forward_passes_per_item"], sign=False),
-                        Cell(str(one["cells_checked"])),
-                        undefined("no cell was checked")
-                        if one["largest_difference"] is None
-                        else Cell(f"{one['largest_difference']:.1e}".replace("-", "−"), title="logits"),
-                        Cell(f"{one['bound']:.1e}".replace("-", "−"), title="logits"),
-                    ),
-                    starts=place == 0,
-                )
-            )
-    if not rows:
-        return None
-    return Table(
-        "sweeps",
-        "Cost is in units of one plain forward pass of the prompt, for all cells of a recipient together. Checked "
-        "cells were computed again by plain forward passes; differences are in logits.",
-        (
-            (
-                Head("arm", label=True),
-                Head("sweep", label=True),
-                Head("engine", label=True),
-                Head("forward passes a recipient"),
-                Head("cells checked"),
-                Head("largest difference"),
-                Head("allowed"),
-            ),
-        ),
-        tuple(rows),
-    )
+    return cost_table(costs) if any(one for parts in costs.values() for _, one in parts) else None
 
 
 def _ends(row: Any, name: str) -> tuple[float | None, float | None]:

@@ -319,7 +319,7 @@ def beyond_controls(source: Interventions) -> Figure | None:
         rows = rows[rows["control"].isin(CONTROL_SETS)] if len(rows) else rows
         if rows.empty or rows["value"].isna().all():
             continue
-        known |= set(rows["control"])
+        known |= set(rows.loc[rows["value"].notna(), "control"])
         panels.append(
             drawn(
                 f"beyond-{number}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.curves import curve_rows
@@ -207,16 +207,27 @@ def _survived(one: dict[str, Any] | None) -> Iterator[Cell]:
 
 
 def sweeps(source: Source) -> Table:
-    """What the interventions ran on, what they cost, and how far their checked cells were from plain forwards."""
-    rows = []
+    """What the interventions of a whole study ran on, what they cost, and how exact they were."""
+    costs = {}
     for arm in source.arms:
         found = source.arm(arm)
-        parts = (
+        costs[arm] = [
             ("residuals", found["patching"]),
-            *([("heads, patched", found["ablation"]["heads"])] if found["ablation"]["heads"] else []),
+            ("heads, patched", found["ablation"]["heads"]),
             ("heads, cut", found["ablation"]["ablate"]),
-        )
-        for number, (label, one) in enumerate(parts):
+        ]
+    return cost_table(costs)
+
+
+def cost_table(costs: Mapping[str, Sequence[tuple[str, Mapping[str, Any] | None]]]) -> Table:
+    """What sweeps ran on, what they cost, and how far their checked cells were from plain forwards.
+
+    Args:
+        costs: by arm, what was swept, and its cost as results.json has it; None where it was not.
+    """
+    rows = []
+    for arm, parts in costs.items():
+        for number, (label, one) in enumerate((label, one) for label, one in parts if one):
             rows.append(
                 Row(
                     (
@@ -235,14 +246,14 @@ def sweeps(source: Source) -> Table:
             )
     return Table(
         "sweeps",
-        "Cost is in units of one plain forward pass of the prompt, for all cells of an item together. Checked cells were "
-        "computed again by plain forward passes; differences are in logits, 1e-4 of the largest logit is allowed.",
+        "Cost is in units of one plain forward pass of the prompt, for all cells of a recipient together. Checked cells "
+        "were computed again by plain forward passes; differences are in logits, 1e-4 of the largest logit is allowed.",
         (
             (
                 Head("arm", label=True),
                 Head("sweep", label=True),
                 Head("engine", label=True),
-                Head("forward passes an item"),
+                Head("forward passes a recipient"),
                 Head("cells checked"),
                 Head("largest difference"),
                 Head("allowed"),

@@ -6,6 +6,7 @@ The tables are made by hand, so every number on the page is known.
 from __future__ import annotations
 
 import re
+import shutil
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments.errors import RunError
 from experiments.report import intervention_page, write
 from experiments.report.intervention_findings import findings, ranges
 from experiments.report.intervention_source import read
@@ -209,6 +211,14 @@ def test_the_terminal_says_what_the_report_says(run: RunDirectory, capsys: pytes
     assert "unrelated" in out and str(run.report) in out
     tables = [line for line in out.splitlines() if line.startswith(("repair", "break"))]
     assert max(len(line.rstrip()) for line in tables) <= 100
+
+
+@pytest.mark.parametrize("column", ["effect", "specific", "kind"])
+def test_a_table_without_a_column_is_named(run: RunDirectory, tmp_path: Path, column: str) -> None:
+    other = RunDirectory(shutil.copytree(run.path, tmp_path / "other"))
+    other.write_table("patch_effects", other.table("patch_effects").drop(columns=column))
+    with pytest.raises(RunError, match=rf"patch_effects\.parquet lacks the column '{column}'.*delete it"):
+        read(other)
 
 
 def test_layers_are_named_in_runs() -> None:
