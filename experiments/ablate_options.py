@@ -183,8 +183,9 @@ def check_model(how: AblateSettings, model: Model, *, section: str = "") -> None
         layer, head = map(int, one.split("."))
         if layer >= len(counts):
             raise UsageError(f"{section}chosen has {one}: {model.name} has layers 0 to {len(counts) - 1}")
-        if head >= (counts[layer] or 0):
-            have = f"heads 0 to {counts[layer] - 1}" if counts[layer] else "no heads that can be cut"  # type: ignore[operator]
+        count = counts[layer] or 0
+        if head >= count:
+            have = f"heads 0 to {count - 1}" if count else "no heads that can be cut"
             raise UsageError(f"{section}chosen has {one}: layer {layer} of {model.name} has {have}")
     if how.heads is not None and 2 * how.heads > total:
         asked = f"{section}heads is {how.heads}" if how.chosen is None else f"{section}chosen names {how.heads} heads"

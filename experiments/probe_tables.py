@@ -19,6 +19,7 @@ row with NaN and the reason.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -230,9 +231,7 @@ def baselines(
                 features = prompt_length(ids) if name == "length" else bag_of_tokens(ids)
             options = fitting.how(material, one.arm, one.rows, folds)
             result, reason = fitting.tried(
-                lambda features=features, options=options: fit_probes(  # type: ignore[misc]
-                    features, one.rows.labels, one.rows.keys, allow_constant=True, **options
-                )
+                partial(fit_probes, features, one.rows.labels, one.rows.keys, allow_constant=True, **options)
             )
         # Few features leave a fit less freedom than there are rows, which an interval has to know.
         few = result is not None and features.shape[-1] < len(one.rows.place)

@@ -322,11 +322,13 @@ def resampled(
     inside("level", level)
     whole("resamples", resamples, 1)
     if rows == 0:
-        nothing = {"value": np.nan, "low": np.nan, "high": np.nan, "n": 0, "support": 0, "undefined": 0}
         return {
-            name: Interval(statistic=str(name), **nothing, method="none", reason="nothing to count")  # type: ignore[arg-type]
+            name: Interval(
+                statistic=str(name), value=np.nan, low=np.nan, high=np.nan, n=0, support=0, undefined=0, method="none",
+                reason="nothing to count",
+            )
             for name in names
-        }
+        }  # fmt: skip
     labels = [] if strata is None else [groups(strata)[1]]
     resampler = Resampler(np.arange(rows), labels=labels, clusters=sets)
     added = resampler.totals(weights)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from activations.errors import ModelError
 from experiments import items, recipes
 from experiments.config import config_text, load, settings
 from experiments.errors import UsageError
@@ -179,3 +181,15 @@ def test_each_recipe_says_what_it_asks_and_fits_the_built_in_pair_and_another_mo
     assert settings(other, family("ordering"))[0].params["protocol"] == "P" and other.seed == 1
     with pytest.raises(UsageError, match=f"is for `probe patch`, not `probe run`: give `probe patch {name}`"):
         load(str(recipes.path(name)), [], {})
+
+
+def test_a_family_whose_own_presentations_are_no_pair_is_asked_for_one(tmp_path: Path) -> None:
+    """The refusal of its words comes after the pair was made: nothing has to be said of presentations."""
+    config = load_patch(None, ["family=modals", "limit=8"], {})
+    with pytest.raises(ModelError, match="the tokenizer cannot read"):
+        study(config, tmp_path / "run", config_text=config_text(config), reporter=Reporter(quiet=True))
+    kinds = [
+        shown["kind"]
+        for shown in json.loads((tmp_path / "run/items.jsonl").read_text().split("\n")[0])["presentations"]
+    ]
+    assert kinds == ["original", "equivalent"]
