@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.report.intervention_findings_heads import competence, some
 from experiments.report.intervention_source import (
-    Cut,
     Interventions,
+    Sweep,
     cell_name,
     exceeding,
     nearest,
@@ -84,7 +84,7 @@ def _patched(source: Interventions, arm: str) -> Table | None:
     """A row for each direction, site and position of the kind of pair that findings speak of."""
     from rich.markup import escape
 
-    found = [cut for cut in source.main if cut.arm == arm and cut.measured]
+    found = [sweep for sweep in source.main if sweep.arm == arm and sweep.measured]
     if not found:
         return None
     table = _table(
@@ -92,21 +92,21 @@ def _patched(source: Interventions, arm: str) -> Table | None:
         "", "where", "n", "beyond", "at", "effect", "less nearest control",
     )  # fmt: skip
     many = len(found) > MOST
-    drawn = [cut for cut in found if not many or exceeding(source, cut) or cut.position == "answer"]
-    for cut in drawn:
-        table.add_row(*map(escape, _study(source, cut)))
+    drawn = [sweep for sweep in found if not many or exceeding(source, sweep) or sweep.position == "answer"]
+    for sweep in drawn:
+        table.add_row(*map(escape, _study(source, sweep)))
     if len(drawn) < len(found):
         table.caption = f"{len(found) - len(drawn)} more rows, with nothing beyond the controls, are in the report"
     return table
 
 
-def _study(source: Interventions, cut: Cut) -> list[str]:
-    beyond = f"{len(exceeding(source, cut))}/{len(cut.matched)}" if cut.decided else DASH
-    about = [cut.direction, f"{shown(cut.site)} @ {shown(cut.position)}", str(cut.n), beyond]
-    best = strongest(source, cut)
+def _study(source: Interventions, sweep: Sweep) -> list[str]:
+    beyond = f"{len(exceeding(source, sweep))}/{len(sweep.matched)}" if sweep.decided else DASH
+    about = [sweep.direction, f"{shown(sweep.site)} @ {shown(sweep.position)}", str(sweep.n), beyond]
+    best = strongest(source, sweep)
     if best is None:
         return [*about, DASH, DASH, DASH]
-    row, control = cut.matched.iloc[best], nearest(cut, best)
+    row, control = sweep.matched.iloc[best], nearest(sweep, best)
     less = DASH if control is None else f"{_with_ends(control[1], 'above')} {control[0]}"
     return [*about, cell_name(row), _with_ends(row, "effect"), less]
 

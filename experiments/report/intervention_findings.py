@@ -16,8 +16,8 @@ from experiments.report.intervention_findings_heads import ablated, capital, int
 from experiments.report.intervention_source import (
     HEADS,
     WAYS,
-    Cut,
     Interventions,
+    Sweep,
     cell_name,
     exceeding,
     nearest,
@@ -48,15 +48,15 @@ def findings(source: Interventions) -> list[Finding]:
 
 def _patched(source: Interventions, arm: str) -> Iterator[Finding]:
     """One sentence for each direction and site; of several positions, where the matched donor exceeds its controls."""
-    groups: dict[tuple[str, str], list[Cut]] = {}
-    for cut in source.main:
-        if cut.arm == arm and cut.measured:
-            groups.setdefault((cut.site, cut.direction), []).append(cut)
+    groups: dict[tuple[str, str], list[Sweep]] = {}
+    for sweep in source.main:
+        if sweep.arm == arm and sweep.measured:
+            groups.setdefault((sweep.site, sweep.direction), []).append(sweep)
     if not groups:
         reason = source.results["arms"][arm].get("reason") or f"no pair of the kind “{source.kind}” was patched"
         yield Finding(arm, "Nothing to patch", f"{capital(reason)}.", "patching")
-    if groups and not any(cut.decided for group in groups.values() for cut in group):
-        yield _undecided(arm, [cut for group in groups.values() for cut in group])
+    if groups and not any(sweep.decided for group in groups.values() for sweep in group):
+        yield _undecided(arm, [sweep for group in groups.values() for sweep in group])
         return
     for (site, direction), group in groups.items():
         lead = f"{direction.capitalize()}, {WAYS[direction]}: {shown(site)}"
@@ -64,16 +64,16 @@ def _patched(source: Interventions, arm: str) -> Iterator[Finding]:
         yield Finding(arm, lead, text, _section(group))
 
 
-def _section(group: Sequence[Cut]) -> str:
+def _section(group: Sequence[Sweep]) -> str:
     return "heads" if group[0].site == HEADS else "positions" if len(group) > 1 else "patching"
 
 
-def _undecided(arm: str, group: Sequence[Cut]) -> Finding:
+def _undecided(arm: str, group: Sequence[Sweep]) -> Finding:
     """No cell of an arm can be compared: said once."""
-    rows = sorted({cut.n for cut in group})
+    rows = sorted({sweep.n for sweep in group})
     counted = f"n = {rows[0]}" if len(rows) == 1 else f"n = {rows[0]} to {rows[-1]}"
-    what = sorted({shown(cut.site) for cut in group})
-    widest = max(group, key=lambda cut: cut.groups)
+    what = sorted({shown(sweep.site) for sweep in group})
+    widest = max(group, key=lambda sweep: sweep.groups)
     text = (
         f"It can't be told whether any effect exceeds its controls, for {listed(what)} in pairs of the kind "
         f"“{group[0].kind}” ({counted} recipients): {_reason(widest.matched)}."
@@ -81,75 +81,75 @@ def _undecided(arm: str, group: Sequence[Cut]) -> Finding:
     return Finding(arm, "Not decided", text, "numbers")
 
 
-def _one_place(source: Interventions, cut: Cut) -> str:
-    counted = f"({_counted(cut)})"
-    at = position_name(cut.position)
-    if not cut.controls:
+def _one_place(source: Interventions, sweep: Sweep) -> str:
+    counted = f"({_counted(sweep)})"
+    at = position_name(sweep.position)
+    if not sweep.controls:
         return f"No control was run, so no effect at {at} can be told from a disturbance {counted}."
-    if not cut.decided:
-        return f"It can't be told whether any effect at {at} exceeds its controls {counted}: {_reason(cut.matched)}."
-    places = exceeding(source, cut)
-    what = "head" if cut.site == HEADS else "layer"
-    best = strongest(source, cut, places or None)
+    if not sweep.decided:
+        return f"It can't be told whether any effect at {at} exceeds its controls {counted}: {_reason(sweep.matched)}."
+    places = exceeding(source, sweep)
+    what = "head" if sweep.site == HEADS else "layer"
+    best = strongest(source, sweep, places or None)
     if not places:
         note = ""
         if best is not None:
-            control = nearest(cut, best)
-            row = cut.matched.iloc[best]
+            control = nearest(sweep, best)
+            row = sweep.matched.iloc[best]
             size = f"{signed(row['effect'])} {interval(row, 'effect')} logits"
             note = f" It comes furthest at {cell_name(row)}: an effect of {size}; {_against(control)}."
-        last = " before the last, where it does so by construction," if _only_last(source, cut) else ""
+        last = " before the last, where it does so by construction," if _only_last(source, sweep) else ""
         return f"At no {what}{last} does the matched donor do more than every control at {at} {counted}.{note}"
     assert best is not None
-    names = _cells(cut, places)
+    names = _cells(sweep, places)
     return (
-        f"At {at} the matched donor does more than every control in {names} of {len(cut.matched)} {what}s {counted}. "
-        f"{_strongest_said(cut, best, several=len(places) > 1)}"
+        f"At {at} the matched donor does more than every control in {names} of {len(sweep.matched)} {what}s {counted}. "
+        f"{_strongest_said(sweep, best, several=len(places) > 1)}"
     )
 
 
-def _several_places(source: Interventions, group: Sequence[Cut]) -> str:
-    decided = [cut for cut in group if cut.decided]
-    found = [(cut, places) for cut in decided if (places := exceeding(source, cut))]
-    cells = sum(len(cut.matched) for cut in group)
-    rows = sorted({cut.n for cut in group})
+def _several_places(source: Interventions, group: Sequence[Sweep]) -> str:
+    decided = [sweep for sweep in group if sweep.decided]
+    found = [(sweep, places) for sweep in decided if (places := exceeding(source, sweep))]
+    cells = sum(len(sweep.matched) for sweep in group)
+    rows = sorted({sweep.n for sweep in group})
     counted = f"n = {rows[0]}" if len(rows) == 1 else f"n = {rows[0]} to {rows[-1]}"
     head = f"{cells} cells at {len(group)} positions, {counted} recipients."
-    unknown = [position_name(cut.position) for cut in group if not cut.decided]
+    unknown = [position_name(sweep.position) for sweep in group if not sweep.decided]
     tail = f" It can't be told at {some(unknown)}, where instances are too few." if unknown else ""
     if not found:
         done = "At none of the others does" if unknown and decided else "Nowhere does"
         return f"{head} {done} the matched donor do more than every control.{tail}"
-    said = [f"{position_name(cut.position)} ({_cells(cut, places)})" for cut, places in found]
+    said = [f"{position_name(sweep.position)} ({_cells(sweep, places)})" for sweep, places in found]
 
-    def size(one: tuple[Cut, list[int]]) -> float:
+    def size(one: tuple[Sweep, list[int]]) -> float:
         best = strongest(source, *one)
         control = None if best is None else nearest(one[0], best)
         return 0.0 if control is None else float(control[1]["above"])
 
-    cut, places = max(found, key=size)
-    best = strongest(source, cut, places)
+    sweep, places = max(found, key=size)
+    best = strongest(source, sweep, places)
     assert best is not None
     return (
-        f"{head} The matched donor does more than every control at {some(said)}. At {position_name(cut.position)} "
-        f"{lower(_strongest_said(cut, best, several=True))}{tail}"
+        f"{head} The matched donor does more than every control at {some(said)}. At {position_name(sweep.position)} "
+        f"{lower(_strongest_said(sweep, best, several=True))}{tail}"
     )
 
 
-def _strongest_said(cut: Cut, best: int, *, several: bool) -> str:
-    row = cut.matched.iloc[best]
-    control = nearest(cut, best)
+def _strongest_said(sweep: Sweep, best: int, *, several: bool) -> str:
+    row = sweep.matched.iloc[best]
+    control = nearest(sweep, best)
     first = f"It exceeds them most at {cell_name(row)}, where it" if several else f"At {cell_name(row)} it"
     text = (
         f"{first} moves the readout by {signed(row['effect'])} {interval(row, 'effect')} logits toward its answer; "
         f"{_against(control)}."
     )
     flipped = number(row["flipped"])
-    if cut.kind == "disagreement" and flipped is not None:
+    if sweep.kind == "disagreement" and flipped is not None:
         n = int(row["flipped_n"])
         others = [
             f"{LESS[name]} {percent(float(rows['flipped'].iat[best]), n)}"
-            for name, rows in cut.controls.items()
+            for name, rows in sweep.controls.items()
             if name in LESS and number(rows["flipped"].iat[best]) is not None
         ]
         ends = percent_span(number(row["flipped_low"]), number(row["flipped_high"]), n)
@@ -169,16 +169,16 @@ def _against(control: tuple[str, dict[str, Any]] | None) -> str:
     return f"less {LESS[name]}, the control that comes nearest, that is {size}"
 
 
-def _only_last(source: Interventions, cut: Cut) -> bool:
+def _only_last(source: Interventions, sweep: Sweep) -> bool:
     """Whether the last layer alone exceeds its controls."""
-    at = cut.matched[cut.matched["specific"].map(truth)]
-    return cut.monotone and len(at) > 0 and all(source.is_last(int(layer)) for layer in at["layer"])
+    at = sweep.matched[sweep.matched["specific"].map(truth)]
+    return sweep.monotone and len(at) > 0 and all(source.is_last(int(layer)) for layer in at["layer"])
 
 
-def _cells(cut: Cut, places: Sequence[int]) -> str:
+def _cells(sweep: Sweep, places: Sequence[int]) -> str:
     """``layers 1–3 and 5``, or heads by name, the first few."""
-    rows = [cut.matched.iloc[place] for place in places]
-    if cut.site == HEADS:
+    rows = [sweep.matched.iloc[place] for place in places]
+    if sweep.site == HEADS:
         order = sorted(rows, key=lambda row: -float(row["effect"]))
         named = [f"{cell_name(row)} {signed(row['effect'])}" for row in order]
         return f"{len(order)} ({some(named)})"
@@ -197,8 +197,8 @@ def ranges(layers: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in parts)
 
 
-def _counted(cut: Cut) -> str:
-    return f"n = {cut.n} recipients, {plural(cut.groups, 'instance')}"
+def _counted(sweep: Sweep) -> str:
+    return f"n = {sweep.n} recipients, {plural(sweep.groups, 'instance')}"
 
 
 def _reason(rows: pd.DataFrame) -> str:

@@ -46,7 +46,7 @@ RESIDUAL = ("resid_pre", "resid_mid", "resid_post")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Sweep:
     """Cells that were tested together: rows of ``patch_effects`` of one arm, direction, kind, site and position.
 
     ``matched`` has a row a cell; ``controls`` by name the same cells in the same order.
@@ -96,7 +96,7 @@ class Interventions:
         command: ``patch`` or ``ablate``.
         arms: ``base`` first, then the adapters.
         heads: of each layer, None where a layer has none to cut.
-        cuts: of a patching study.
+        sweeps: of a patching study.
     """
 
     command: str
@@ -106,7 +106,7 @@ class Interventions:
     tables: dict[str, pd.DataFrame]
     arms: tuple[str, ...]
     heads: tuple[int | None, ...]
-    cuts: tuple[Cut, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
 
     def of(self, table: str, arm: str, **where: Any) -> pd.DataFrame:
         """The rows of one arm, with these values; none where the table was not made."""
@@ -126,13 +126,13 @@ class Interventions:
     @property
     def kind(self) -> str:
         """The kind of pair that findings speak of: the first of ``KINDS`` with effects."""
-        known = {cut.kind for cut in self.cuts if cut.measured}
+        known = {sweep.kind for sweep in self.sweeps if sweep.measured}
         return next((kind for kind in KINDS if kind in known), ALL)
 
     @property
-    def main(self) -> list[Cut]:
-        """The cuts of that kind."""
-        return [cut for cut in self.cuts if cut.kind == self.kind]
+    def main(self) -> list[Sweep]:
+        """The sweeps of that kind."""
+        return [sweep for sweep in self.sweeps if sweep.kind == self.kind]
 
 
 def command_of(run: RunDirectory) -> str:
@@ -167,7 +167,7 @@ def read(run: RunDirectory) -> Interventions:
         tables=tables,
         arms=tuple(results["arms"]),
         heads=tuple(results["model"]["heads"]),
-        cuts=tuple(_cuts(tables["patch_effects"])),
+        sweeps=tuple(_sweeps(tables["patch_effects"])),
     )
 
 
@@ -185,7 +185,7 @@ def of_study(source: Source) -> Interventions:
         tables=tables,
         arms=source.arms,
         heads=(None,) * source.layers,
-        cuts=tuple(_cuts(tables["patch_effects"])),
+        sweeps=tuple(_sweeps(tables["patch_effects"])),
     )
 
 
@@ -194,7 +194,7 @@ def _overall(table: pd.DataFrame, column: str) -> pd.DataFrame:
     return table[table[column] == ALL].reset_index(drop=True) if column in table else table
 
 
-def _cuts(table: pd.DataFrame) -> Iterator[Cut]:
+def _sweeps(table: pd.DataFrame) -> Iterator[Sweep]:
     """Every arm, direction, kind, site and position with rows, in the order of the table."""
     if table.empty:
         return
@@ -208,7 +208,7 @@ def _cuts(table: pd.DataFrame) -> Iterator[Cut]:
                 if name in by_donor
             }
             arm, direction, kind, site, position = map(str, key)
-            yield Cut(arm, direction, kind, site, position, matched, controls)
+            yield Sweep(arm, direction, kind, site, position, matched, controls)
 
 
 def in_order(positions: Sequence[str]) -> list[str]:
@@ -223,46 +223,46 @@ def in_order(positions: Sequence[str]) -> list[str]:
     return sorted(dict.fromkeys(positions), key=place)
 
 
-def exceeding(source: Interventions, cut: Cut) -> list[int]:
+def exceeding(source: Interventions, sweep: Sweep) -> list[int]:
     """Places in ``cut.matched`` of the specific cells, without the layer that restores by construction."""
     return [
         number
-        for number, row in enumerate(cut.matched.to_dict("records"))
-        if truth(row["specific"]) and not (cut.monotone and source.is_last(int(row["layer"])))
+        for number, row in enumerate(sweep.matched.to_dict("records"))
+        if truth(row["specific"]) and not (sweep.monotone and source.is_last(int(row["layer"])))
     ]
 
 
-def nearest(cut: Cut, number: int) -> tuple[str, dict[str, Any]] | None:
+def nearest(sweep: Sweep, number: int) -> tuple[str, dict[str, Any]] | None:
     """The control that the matched donor exceeds least in a cell, with its row; None where nothing was compared."""
     import pandas as pd
 
     found = [
-        (name, cut.controls[name].iloc[number].to_dict())
+        (name, sweep.controls[name].iloc[number].to_dict())
         for name in DECIDING
-        if name in cut.controls and pd.notna(cut.controls[name]["above"].iat[number])
+        if name in sweep.controls and pd.notna(sweep.controls[name]["above"].iat[number])
     ]
     return min(found, key=lambda one: float(one[1]["above"]), default=None)
 
 
-def strongest(source: Interventions, cut: Cut, among: Sequence[int] | None = None) -> int | None:
+def strongest(source: Interventions, sweep: Sweep, among: Sequence[int] | None = None) -> int | None:
     """The cell in which the matched donor exceeds its nearest control most (by effect, where there is no control).
 
     Cells with an effect toward the donor's answer come first: elsewhere only the control has moved.
     """
     import pandas as pd
 
-    chosen = range(len(cut.matched)) if among is None else among
+    chosen = range(len(sweep.matched)) if among is None else among
     allowed = [
         number for number in chosen
-        if pd.notna(cut.matched["effect"].iat[number])
-        and not (cut.monotone and len(cut.matched) > 1 and source.is_last(int(cut.matched["layer"].iat[number])))
+        if pd.notna(sweep.matched["effect"].iat[number])
+        and not (sweep.monotone and len(sweep.matched) > 1 and source.is_last(int(sweep.matched["layer"].iat[number])))
     ]  # fmt: skip
 
     def size(number: int) -> float:
-        control = nearest(cut, number)
-        return float(cut.matched["effect"].iat[number] if control is None else control[1]["above"])
+        control = nearest(sweep, number)
+        return float(sweep.matched["effect"].iat[number] if control is None else control[1]["above"])
 
-    toward = [number for number in allowed if cut.matched["effect"].iat[number] > 0]
+    toward = [number for number in allowed if sweep.matched["effect"].iat[number] > 0]
     return max(toward or allowed, key=size, default=None)
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.report.intervention_source import (
     DECIDING,
-    Cut,
     Interventions,
+    Sweep,
     cell_name,
     exceeding,
     nearest,
@@ -34,11 +34,11 @@ def studies(source: Interventions) -> Table | None:
     """A row for each arm, direction, kind of pair, site and position."""
     rows = []
     before = None
-    for cut in source.cuts:
-        place = (cut.arm, cut.direction)
-        first = (Cell(shown(cut.arm) if before is None or before[0] != cut.arm else "", kind="label"),
-                 Cell(cut.direction if place != before else "", kind="label"))  # fmt: skip
-        rows.append(Row((*first, *_study(source, cut)), starts=place != before))
+    for sweep in source.sweeps:
+        place = (sweep.arm, sweep.direction)
+        first = (Cell(shown(sweep.arm) if before is None or before[0] != sweep.arm else "", kind="label"),
+                 Cell(sweep.direction if place != before else "", kind="label"))  # fmt: skip
+        rows.append(Row((*first, *_study(source, sweep)), starts=place != before))
         before = place
     if not rows:
         return None
@@ -69,25 +69,25 @@ def studies(source: Interventions) -> Table | None:
     )
 
 
-def _study(source: Interventions, cut: Cut) -> tuple[Cell, ...]:
-    left = number(cut.matched["left_out"].max()) or 0
+def _study(source: Interventions, sweep: Sweep) -> tuple[Cell, ...]:
+    left = number(sweep.matched["left_out"].max()) or 0
     about = (
-        Cell(cut.kind, kind="label"),
-        Cell(shown(cut.site), note=position_name(cut.position), kind="label"),
-        Cell(str(cut.n), note=str(cut.groups)),
+        Cell(sweep.kind, kind="label"),
+        Cell(shown(sweep.site), note=position_name(sweep.position), kind="label"),
+        Cell(str(sweep.n), note=str(sweep.groups)),
         Cell(f"{left:.0f}"),
     )
-    reason = str(cut.matched["reason"].iloc[0] or "undefined")
+    reason = str(sweep.matched["reason"].iloc[0] or "undefined")
     beyond = (
-        Cell(f"{len(exceeding(source, cut))} of {len(cut.matched)}", title=str(cut.matched["method"].iloc[0]))
-        if cut.decided
+        Cell(f"{len(exceeding(source, sweep))} of {len(sweep.matched)}", title=str(sweep.matched["method"].iloc[0]))
+        if sweep.decided
         else undefined(reason)
     )
-    best = strongest(source, cut)
+    best = strongest(source, sweep)
     if best is None:
         return (*about, beyond, *(undefined(reason) for _ in range(5)))
-    row = cut.matched.iloc[best]
-    control = nearest(cut, best)
+    row = sweep.matched.iloc[best]
+    control = nearest(sweep, best)
     none = f"no control among {', '.join(DECIDING)}"
     return (
         *about,

@@ -32,8 +32,8 @@ from experiments.report.intervention_source import (
     HEADS,
     KINDS,
     WAYS,
-    Cut,
     Interventions,
+    Sweep,
     exceeding,
     position_name,
     truth,
@@ -57,60 +57,63 @@ CONTROL_NAMES = {
 
 def layer_curves(source: Interventions) -> Iterator[tuple[str, Figure]]:
     """The kind of pair and a figure, for each kind, site and position with a curve; panels are arms and directions."""
-    found: dict[tuple[str, str, str], list[Cut]] = {}
-    for cut in source.cuts:
-        if cut.site != HEADS and cut.kind != ALL and cut.measured and _has_curve(source, cut):
-            found.setdefault((cut.kind, cut.site, cut.position), []).append(cut)
+    found: dict[tuple[str, str, str], list[Sweep]] = {}
+    for sweep in source.sweeps:
+        if sweep.site != HEADS and sweep.kind != ALL and sweep.measured and _has_curve(source, sweep):
+            found.setdefault((sweep.kind, sweep.site, sweep.position), []).append(sweep)
     for number, key in enumerate(sorted(found, key=lambda one: KINDS.index(one[0]))):
         yield key[0], _curve_figure(source, f"layers-{number}", found[key])
 
 
-def _has_curve(source: Interventions, cut: Cut) -> bool:
+def _has_curve(source: Interventions, sweep: Sweep) -> bool:
     table = source.tables["patch_effects"]
-    positions = table.loc[table["site"] == cut.site, "position"].unique()
-    return len(positions) <= FEW_POSITIONS or cut.position in ("answer", "all")
+    positions = table.loc[table["site"] == sweep.site, "position"].unique()
+    return len(positions) <= FEW_POSITIONS or sweep.position in ("answer", "all")
 
 
-def _curve_figure(source: Interventions, name: str, group: Sequence[Cut]) -> Figure:
+def _curve_figure(source: Interventions, name: str, group: Sequence[Sweep]) -> Figure:
     first = group[0]
     flips = first.kind == "disagreement"
     looks = arm_looks(source.arms)
     limits = {
         arm: [
-            effect_limits(*_extent([cut for cut in group if cut.arm == arm], column)) for column in ("effect", "above")
+            effect_limits(*_extent([sweep for sweep in group if sweep.arm == arm], column))
+            for column in ("effect", "above")
         ]
         for arm in source.arms
-        if any(cut.arm == arm for cut in group)
+        if any(sweep.arm == arm for sweep in group)
     }
     panels = tuple(
         drawn(
             f"{name}-{number}",
-            partial(_curve, cut=cut, look=looks[cut.arm], layers=source.layers, flips=flips, limits=limits[cut.arm]),
-            title=f"{shown(cut.arm)}: {cut.direction}, {WAYS[cut.direction]} (n = {cut.n}, "
-            f"{plural(cut.groups, 'instance')})",
+            partial(
+                _curve, sweep=sweep, look=looks[sweep.arm], layers=source.layers, flips=flips, limits=limits[sweep.arm]
+            ),
+            title=f"{shown(sweep.arm)}: {sweep.direction}, {WAYS[sweep.direction]} (n = {sweep.n}, "
+            f"{plural(sweep.groups, 'instance')})",
             description=f"{'Share flipped, ' if flips else ''}effect in logits and effect less each control, by layer "
-            f"and donor; {cut.kind}, {cut.place}",
+            f"and donor; {sweep.kind}, {sweep.place}",
             height=560 if flips else 380,
             heights=(1, 1, 1) if flips else (1, 1),
         )
-        for number, cut in enumerate(group)
+        for number, sweep in enumerate(group)
     )
-    controls = [control for control in CONTROL_NAMES if any(control in cut.controls for cut in group)]
-    keys = [*arm_keys(list(dict.fromkeys(cut.arm for cut in group)))]
+    controls = [control for control in CONTROL_NAMES if any(control in sweep.controls for sweep in group)]
+    keys = [*arm_keys(list(dict.fromkeys(sweep.arm for sweep in group)))]
     keys += [Key(CONTROL_NAMES[control], CONTROL, LOOKS[control]) for control in controls]
-    if any(exceeding(source, cut) for cut in group):
+    if any(exceeding(source, sweep) for sweep in group):
         keys.append(Key("does more than every control", INK, "square"))
     return Figure(name, panels, _curve_caption(first, flips=flips), tuple(keys))
 
 
-def _curve_caption(cut: Cut, *, flips: bool) -> str:
+def _curve_caption(sweep: Sweep, *, flips: bool) -> str:
     what = {
         "disagreement": "pairs whose two readouts disagree",
         "agreement": "pairs whose two readouts are both right: nothing is to be restored",
         "shared error": "pairs whose two readouts are both wrong: the donor carries the wrong answer too",
-    }[cut.kind]
+    }[sweep.kind]
     parts = [
-        f"{shown(cut.site)} at {position_name(cut.position)}, one layer at a time, in {what}; n counts recipients."
+        f"{shown(sweep.site)} at {position_name(sweep.position)}, one layer at a time, in {what}; n counts recipients."
     ]
     if flips:
         parts.append("Top: share of recipients whose readout takes the donor's sign, Wilson 95%.")
@@ -124,7 +127,7 @@ def _curve_caption(cut: Cut, *, flips: bool) -> str:
             "The matched donor has the recipient's own answer here. Where it exceeds a control, that control moves the "
             "readout further away from this answer."
         )
-    if cut.monotone:
+    if sweep.monotone:
         parts.append(
             "A curve over the residual stream at the answer position climbs by construction: at the last layer "
             "(shaded) the readout is the donor's, whatever the model does."
@@ -133,62 +136,64 @@ def _curve_caption(cut: Cut, *, flips: bool) -> str:
 
 
 def _curve(
-    axes: Any, cut: Cut, look: tuple[str, str], layers: int, flips: bool, limits: Sequence[tuple[float, float]]
+    axes: Any, sweep: Sweep, look: tuple[str, str], layers: int, flips: bool, limits: Sequence[tuple[float, float]]
 ) -> None:
     places = list(np.atleast_1d(axes))
     if flips:
-        _by_donor(places[0], cut, look, layers, "flipped")
+        _by_donor(places[0], sweep, look, layers, "flipped")
         places[0].set_ylim(-0.03, 1.03)
         percent_axis(places[0].yaxis)
         places[0].set_ylabel("share flipped")
     middle, bottom = places[-2:]
-    _by_donor(middle, cut, look, layers, "effect")
+    _by_donor(middle, sweep, look, layers, "effect")
     middle.set_ylim(*limits[0])
     middle.set_ylabel("effect (logits)")
-    beyond(middle, cut, limits[0], "effect")
-    _less_controls(bottom, cut, layers)
+    beyond(middle, sweep, limits[0], "effect")
+    _less_controls(bottom, sweep, layers)
     bottom.set_ylim(*limits[1])
     bottom.set_ylabel("less control (logits)")
-    beyond(bottom, cut, limits[1], "above")
+    beyond(bottom, sweep, limits[1], "above")
     for one in (middle, bottom):
         one.axhline(0, color=SOFT, linewidth=0.9, zorder=1)
-    if cut.monotone and flips:
+    if sweep.monotone and flips:
         middle.text(0.012, 0.97, "climbs by construction", transform=middle.transAxes, va="top", color=SOFT, fontsize=10,
                     fontstyle="italic", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})  # fmt: skip
     for number, one in enumerate(places):
         layer_axis(one, layers)
-        if cut.site == "resid_pre":
+        if sweep.site == "resid_pre":
             one.set_xlabel("layer (before block)")
-        elif cut.site not in ("resid_post",):
+        elif sweep.site not in ("resid_post",):
             one.set_xlabel("layer")
-        if cut.monotone:
+        if sweep.monotone:
             one.axvspan(layers - 1.5, one.get_xlim()[1], color="#f0f1f3", linewidth=0, zorder=0)
         if number < len(places) - 1:
             one.set_xlabel("")
             one.tick_params(labelbottom=False)
 
 
-def _by_donor(axes: Any, cut: Cut, look: tuple[str, str], layers: int, value: str) -> None:
+def _by_donor(axes: Any, sweep: Sweep, look: tuple[str, str], layers: int, value: str) -> None:
     """One number by layer: the controls in grey, the matched donor in the arm's look above them."""
-    for name, rows in (*reversed(cut.controls.items()), ("", cut.matched)):
+    for name, rows in (*reversed(sweep.controls.items()), ("", sweep.matched)):
         colour, marker, line = (CONTROL, None, LINES[name]) if name else (look[0], look[1], "-")
         _line(axes, rows, value, colour=colour, marker=marker, line=line, layers=layers, wide=not name)
 
 
-def _less_controls(axes: Any, cut: Cut, layers: int) -> None:
-    for name, rows in reversed(cut.controls.items()):
+def _less_controls(axes: Any, sweep: Sweep, layers: int) -> None:
+    for name, rows in reversed(sweep.controls.items()):
         _line(axes, rows, "above", colour=INK, marker=None, line=LINES[name], layers=layers, wide=False)
-    marked = np.array([layer for layer in _specific(cut) if not (cut.monotone and layer == layers - 1)], dtype=float)
+    marked = np.array(
+        [layer for layer in _specific(sweep) if not (sweep.monotone and layer == layers - 1)], dtype=float
+    )
     axes.plot(marked, np.full(len(marked), 0.04), linestyle="none", marker="s", markersize=5, color=INK,
               transform=axes.get_xaxis_transform(), clip_on=False)  # fmt: skip
-    if not cut.decided:
-        why = "too few instances to decide" if cut.controls else "no control was run"
+    if not sweep.decided:
+        why = "too few instances to decide" if sweep.controls else "no control was run"
         axes.text(0.012, 0.96, why, transform=axes.transAxes, va="top", color=SOFT, fontsize=10, fontstyle="italic",
                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})  # fmt: skip
 
 
-def _specific(cut: Cut) -> list[int]:
-    return [int(layer) for layer in cut.matched.loc[cut.matched["specific"].map(truth), "layer"]]
+def _specific(sweep: Sweep) -> list[int]:
+    return [int(layer) for layer in sweep.matched.loc[sweep.matched["specific"].map(truth), "layer"]]
 
 
 def _line(
@@ -211,11 +216,11 @@ def _reach(middle: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return np.nan_to_num(np.maximum(np.stack([middle - low, high - middle]), 0.0))
 
 
-def _extent(group: Sequence[Cut], value: str) -> tuple[np.ndarray, np.ndarray]:
+def _extent(group: Sequence[Sweep], value: str) -> tuple[np.ndarray, np.ndarray]:
     """Everything that is drawn of a number, and of the random direction."""
     core, random = [np.zeros(1)], [np.zeros(1)]
-    for cut in group:
-        parts = dict(cut.controls) if value == "above" else {"": cut.matched, **cut.controls}
+    for sweep in group:
+        parts = dict(sweep.controls) if value == "above" else {"": sweep.matched, **sweep.controls}
         for name, rows in parts.items():
             found = rows[[value, f"{value}_low", f"{value}_high"]].to_numpy(dtype=float).ravel()
             (random if name == "random" else core).append(found)
@@ -234,11 +239,11 @@ def effect_limits(core: np.ndarray, random: np.ndarray) -> tuple[float, float]:
     return least - margin, most + margin
 
 
-def beyond(axes: Any, cut: Cut, limits: tuple[float, float], value: str) -> None:
+def beyond(axes: Any, sweep: Sweep, limits: tuple[float, float], value: str) -> None:
     """Say how far the random direction goes where the axis does not follow it."""
-    if "random" not in cut.controls:
+    if "random" not in sweep.controls:
         return
-    found = cut.controls["random"][value].dropna().to_numpy(dtype=float)
+    found = sweep.controls["random"][value].dropna().to_numpy(dtype=float)
     if len(found) and (found.min() < limits[0] or found.max() > limits[1]):
         text = f"random direction, beyond the axis: {signed(found.min())} to {signed(found.max())}"
         axes.text(0.988, 0.97, text, transform=axes.transAxes, va="top", ha="right", color=SOFT, fontsize=10,
@@ -248,23 +253,26 @@ def beyond(axes: Any, cut: Cut, limits: tuple[float, float], value: str) -> None
 def less_controls(source: Interventions) -> Figure | None:
     """The matched donor less each control, by layer, in disagreeing pairs; panels are arms and directions."""
     group = [
-        cut for cut in source.cuts
-        if (cut.kind, cut.site, cut.position) == ("disagreement", "resid_post", "answer") and cut.controls and cut.measured
+        sweep for sweep in source.sweeps
+        if (sweep.kind, sweep.site, sweep.position) == ("disagreement", "resid_post", "answer")
+        and sweep.controls and sweep.measured
     ]  # fmt: skip
     if not group:
         return None
-    limits = {arm: effect_limits(*_extent([cut for cut in group if cut.arm == arm], "above")) for arm in source.arms}
+    limits = {
+        arm: effect_limits(*_extent([sweep for sweep in group if sweep.arm == arm], "above")) for arm in source.arms
+    }
     panels = tuple(
         drawn(
             f"less-controls-{number}",
-            partial(_less_panel, cut=cut, layers=source.layers, limits=limits[cut.arm]),
-            title=f"{shown(cut.arm)}: {WAYS[cut.direction]} (n = {cut.n}, {plural(cut.groups, 'instance')})",
+            partial(_less_panel, sweep=sweep, layers=source.layers, limits=limits[sweep.arm]),
+            title=f"{shown(sweep.arm)}: {WAYS[sweep.direction]} (n = {sweep.n}, {plural(sweep.groups, 'instance')})",
             description="Effect of the matched donor less that of each control, by layer, with 95% intervals",
             height=210,
         )
-        for number, cut in enumerate(group)
+        for number, sweep in enumerate(group)
     )
-    controls = [control for control in CONTROL_NAMES if any(control in cut.controls for cut in group)]
+    controls = [control for control in CONTROL_NAMES if any(control in sweep.controls for sweep in group)]
     keys = [Key(f"less {CONTROL_NAMES[control]}", INK, LOOKS[control]) for control in controls]
     return Figure(
         "less-controls",
@@ -276,10 +284,10 @@ def less_controls(source: Interventions) -> Figure | None:
     )
 
 
-def _less_panel(axes: Any, cut: Cut, layers: int, limits: tuple[float, float]) -> None:
-    _less_controls(axes, cut, layers)
+def _less_panel(axes: Any, sweep: Sweep, layers: int, limits: tuple[float, float]) -> None:
+    _less_controls(axes, sweep, layers)
     axes.set_ylim(*limits)
-    beyond(axes, cut, limits, "above")
+    beyond(axes, sweep, limits, "above")
     axes.axhline(0, color=SOFT, linewidth=0.9, zorder=1)
     axes.set_ylabel("logits")
     layer_axis(axes, layers)

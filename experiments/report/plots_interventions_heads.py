@@ -21,8 +21,8 @@ from experiments.report.drawing import INK, SOFT, Figure, Key, Panel, arm_looks,
 from experiments.report.intervention_source import (
     HEADS,
     WAYS,
-    Cut,
     Interventions,
+    Sweep,
     exceeding,
     in_order,
     position_name,
@@ -143,23 +143,23 @@ def patched_heads(source: Interventions) -> Iterator[Figure]:
 
     Of several positions, those where no head does more than its controls are left to the table.
     """
-    found: dict[str, list[Cut]] = {}
-    for cut in source.main:
-        if cut.site == HEADS and cut.measured:
-            found.setdefault(cut.position, []).append(cut)
+    found: dict[str, list[Sweep]] = {}
+    for sweep in source.main:
+        if sweep.site == HEADS and sweep.measured:
+            found.setdefault(sweep.position, []).append(sweep)
     drawn_at = [
         position
         for position in in_order(list(found))
-        if position == "answer" or len(found) == 1 or any(exceeding(source, cut) for cut in found[position])
+        if position == "answer" or len(found) == 1 or any(exceeding(source, sweep) for sweep in found[position])
     ]
     left = [position_name(position) for position in in_order(list(found)) if position not in drawn_at]
     for number, position in enumerate(drawn_at):
         made = {}
-        for cut in found[position]:
-            specific = set(exceeding(source, cut))
-            flags = [place in specific for place in range(len(cut.matched))]
-            title = f"{shown(cut.arm)}: {cut.direction}, {WAYS[cut.direction]} (n = {cut.n})"
-            made[title] = grid_of(cut.matched, source.layers, "effect", outlined=flags)
+        for sweep in found[position]:
+            specific = set(exceeding(source, sweep))
+            flags = [place in specific for place in range(len(sweep.matched))]
+            title = f"{shown(sweep.arm)}: {sweep.direction}, {WAYS[sweep.direction]} (n = {sweep.n})"
+            made[title] = grid_of(sweep.matched, source.layers, "effect", outlined=flags)
         outlined = any(one.outlined for one in made.values())
         caption = (
             f"Mean change of the readout, in logits toward the matched donor's answer, when one head's output at "

@@ -17,8 +17,8 @@ from experiments.report.intervention_source import (
     DECIDING,
     HEADS,
     RESIDUAL,
-    Cut,
     Interventions,
+    Sweep,
     exceeding,
     in_order,
     position_name,
@@ -35,12 +35,12 @@ LABEL = 26  # characters of a position's name
 
 def span_maps(source: Interventions) -> Iterator[Figure]:
     """For each site with several positions: layer by position, the effect and what it is beyond its nearest control."""
-    found: dict[str, dict[tuple[str, str], list[Cut]]] = {}
-    for cut in source.main:
-        if cut.site != HEADS:
-            found.setdefault(cut.site, {}).setdefault((cut.arm, cut.direction), []).append(cut)
+    found: dict[str, dict[tuple[str, str], list[Sweep]]] = {}
+    for sweep in source.main:
+        if sweep.site != HEADS:
+            found.setdefault(sweep.site, {}).setdefault((sweep.arm, sweep.direction), []).append(sweep)
     for number, (site, by_panel) in enumerate(found.items()):
-        positions = in_order([cut.position for group in by_panel.values() for cut in group])
+        positions = in_order([sweep.position for group in by_panel.values() for sweep in group])
         if len(positions) < 2:
             continue
         shades = [
@@ -70,15 +70,15 @@ def _map_panel(
     about: tuple[tuple[str, str], str],
     positions: Sequence[str],
     bound: float,
-    group: Sequence[Cut],
+    group: Sequence[Sweep],
 ) -> Panel:
     (arm, direction), title = about
-    counts = {cut.position: cut.n for cut in group}
+    counts = {sweep.position: sweep.n for sweep in group}
     names = [f"{shortened_name(position)} ({counts.get(position, 0)})" for position in positions]
     dots = {
-        (positions.index(cut.position), int(layer))
-        for cut in group
-        for layer in cut.matched["layer"].iloc[exceeding(source, cut)]
+        (positions.index(sweep.position), int(layer))
+        for sweep in group
+        for layer in sweep.matched["layer"].iloc[exceeding(source, sweep)]
     }
     return drawn(
         name,
@@ -105,14 +105,14 @@ def _map_keys(grids: Sequence[np.ndarray]) -> tuple[Key, ...]:
     return (Key("does more than every control", INK, "dot"), *((Key("not measured", HATCH, "hatch"),) if blank else ()))
 
 
-def _grid(group: Sequence[Cut], positions: Sequence[str], layers: int, value: str) -> np.ndarray:
+def _grid(group: Sequence[Sweep], positions: Sequence[str], layers: int, value: str) -> np.ndarray:
     grid = np.full((len(positions), layers), np.nan)
-    for cut in group:
-        place = positions.index(cut.position)
+    for sweep in group:
+        place = positions.index(sweep.position)
         if value == "effect":
-            grid[place, cut.matched["layer"].to_numpy(dtype=int)] = cut.matched["effect"].to_numpy(dtype=float)
+            grid[place, sweep.matched["layer"].to_numpy(dtype=int)] = sweep.matched["effect"].to_numpy(dtype=float)
             continue
-        for name, rows in cut.controls.items():
+        for name, rows in sweep.controls.items():
             if name in DECIDING:
                 at = rows["layer"].to_numpy(dtype=int)
                 grid[place, at] = np.fmin(grid[place, at], rows["above"].to_numpy(dtype=float))

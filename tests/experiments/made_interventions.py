@@ -120,8 +120,8 @@ def ablation(
             values = {"before": before, "after": before + share * change, "change": share * change}
             intervals = {f"{end}{side}": value + step for end, value in values.items()
                          for side, step in (("", 0.0), ("_low", -half), ("_high", half))}  # fmt: skip
-            cut = "3.1 1.1" if family == "top" else "0.0 1.1"
-            rows.append({"arm": arm, "ablated": name, "family": family, "heads": cut, "measure": measure, **intervals,
+            sweep = "3.1 1.1" if family == "top" else "0.0 1.1"
+            rows.append({"arm": arm, "ablated": name, "family": family, "heads": sweep, "measure": measure, **intervals,
                          "n": 80, "n_groups": 80, "method": "by hand", "reason": ""})  # fmt: skip
         for control in ("random", "same layers"):
             value = beyond * change

@@ -108,8 +108,8 @@ def test_heads_are_named_and_the_layer_without_heads_is_left_blank(run: RunDirec
     text = next(one for one in said(run) if ": z:" in one)
     assert "in 1 (3.1 +1.30) of 6 heads" in text
     source = read(run)
-    (cut,) = (one for one in source.cuts if one.site == "z")
-    values = grid_of(cut.matched, source.layers, "effect").values
+    (sweep,) = (one for one in source.sweeps if one.site == "z")
+    values = grid_of(sweep.matched, source.layers, "effect").values
     assert values.shape == (4, 2) and np.isnan(values[2]).all() and np.isfinite(values[[0, 1, 3]]).all()
     svg = (run.path / "figures" / "patched-heads-0.svg").read_text()
     assert "no such head" in svg

@@ -39,7 +39,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture(scope="module")
-def cut(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     path = tmp_path_factory.mktemp("cut") / "run"
     config = AblateConfig(**SMALL, pairs=6, heads=2, random_sets=2, grid=True)
     ablate(config, path, config_text="", reporter=Reporter(quiet=True))
@@ -51,17 +51,17 @@ def test_the_table_of_studies_is_that_of_the_effects(patched: RunDirectory) -> N
     matched = effects[(effects["donor"] == "matched") & (effects["group"] == "all")]
     source = read(patched)
     keys = ["arm", "direction", "kind", "site", "position"]
-    assert len(source.cuts) == len(matched.drop_duplicates(keys)) >= 8
-    for one in source.cuts:
+    assert len(source.sweeps) == len(matched.drop_duplicates(keys)) >= 8
+    for one in source.sweeps:
         assert len(exceeding(source, one)) <= int(one.matched["specific"].fillna(False).sum())
     html = patched.report.read_text()
     body = re.search(r'<table id="studies">.*?<tbody>(.*?)</tbody>', html, re.S)
-    assert body is not None and body[1].count("<tr") == len(source.cuts)
+    assert body is not None and body[1].count("<tr") == len(source.sweeps)
 
 
-def test_every_figure_file_is_whole_and_says_what_it_shows(patched: RunDirectory, cut: RunDirectory) -> None:
+def test_every_figure_file_is_whole_and_says_what_it_shows(patched: RunDirectory, sweep: RunDirectory) -> None:
     names = set()
-    for run in (patched, cut):
+    for run in (patched, sweep):
         for path in (run.path / "figures").glob("*.svg"):
             root = ElementTree.parse(path).getroot()
             (caption,) = (one.text or "" for one in root if one.tag.endswith("desc"))
@@ -76,17 +76,19 @@ def test_the_gain_is_the_tables(patched: RunDirectory) -> None:
     assert f"The gain is {signed(first['total'])} {span(first['total_low'], first['total_high'])}" in text_of(patched)
 
 
-def test_the_signal_is_the_tables(cut: RunDirectory) -> None:
-    table = cut.table("ablation")
+def test_the_signal_is_the_tables(sweep: RunDirectory) -> None:
+    table = sweep.table("ablation")
     for arm, rows in table.groupby("arm"):
         (row,) = rows[(rows["family"] == "top") & (rows["measure"] == "signal_mean")].to_dict("records")
-        said = {one.lead: one.text for one in findings(read(cut)) if one.arm == arm}["The signal"]
+        said = {one.lead: one.text for one in findings(read(sweep)) if one.arm == arm}["The signal"]
         if pd.notna(row["change"]):
             assert f"from {signed(row['before'])} to {signed(row['after'])} logits" in said
 
 
-def test_the_terminal_prints_both(patched: RunDirectory, cut: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    for run in (patched, cut):
+def test_the_terminal_prints_both(
+    patched: RunDirectory, sweep: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in (patched, sweep):
         show(run)
         out = capsys.readouterr().out
         assert "base: " in out and "grpo: " in out and str(Path(run.report)) in out
